@@ -1,0 +1,1 @@
+"""The actors of this domain (device, model, registry), sessions, text machinery, sources."""

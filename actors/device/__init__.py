@@ -1,0 +1,1 @@
+"""The device actor (daemon side), the jobs it sends, and the worker (device process side)."""

@@ -1,0 +1,278 @@
+"""Every message that crosses the link between the daemon and a device process, one struct per verb.
+
+Encoded as MessagePack arrays tagged with the class name. A job carries an id that its replies echo as `job`.
+No behaviour lives here.
+"""
+
+from typing import NewType
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+ArchHandle = NewType("ArchHandle", int)
+"""Names a model inside one device process; chosen by the daemon, never reused."""
+TpHandle = NewType("TpHandle", int)
+"""Names one rank's shard of a tensor-parallel model; same number on every rank."""
+Sequence = NewType("Sequence", int)
+"""Names one sequence (KV cache, conv and recurrent state, position) of a model."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of everything on the link. `job` is the id of the job; 0 for what answers no job."""
+
+    job: int
+
+
+# -- jobs: daemon -> device process ------------------------------------------------------------
+
+
+class Hello(Message):
+    """First frame. The worker binds `device` and answers Ready, or Fault and exits."""
+
+    protocol: int
+    device: str
+    failpoints: str | None = None
+
+
+class QueryVram(Message):
+    """Answered with Vram."""
+
+
+class Probe(Message):
+    """Tiny allocation, kernel and synchronisation; Done when the device still computes right."""
+
+
+class AttachSlots(Message):
+    """Attach the logits segment `name` (`rows` slots of `row_bytes`) for model `handle`; Done once mapped."""
+
+    handle: ArchHandle
+    name: str
+    rows: int
+    row_bytes: int
+
+
+class LoadDense(Message):
+    """Load safetensors. Answered by Progress*, then Loaded or Fault.
+
+    `quant` names an in-situ quantisation ("q8_0", ... or "bf16"/"f16"/"f32"), None keeps what is stored.
+    `config` is the path of config.json.
+    """
+
+    handle: ArchHandle
+    config: str
+    files: tuple[str, ...]
+    max_context: int
+    quant: str | None = None
+
+
+class LoadGguf(Message):
+    """Load a GGUF file (all parts of a split one, in order). Answered like LoadDense."""
+
+    handle: ArchHandle
+    files: tuple[str, ...]
+    max_context: int
+
+
+class LoadShard(Message):
+    """Load one rank's part of a safetensors model. Answered like LoadDense."""
+
+    handle: TpHandle
+    config: str
+    files: tuple[str, ...]
+    max_context: int
+    rank: int
+    world_size: int
+    quant: str | None = None
+
+
+class LoadScripted(Message):
+    """Load a script file (contract: the scripted backend). Answered like LoadDense."""
+
+    handle: ArchHandle
+    path: str
+
+
+class Drop(Message):
+    """Forget a model and give its memory back; Done also when the handle is unknown."""
+
+    handle: ArchHandle
+
+
+class ClearKv(Message):
+    """Forget what `sequence` holds beyond its first `keep` positions; Done carries the position kept.
+
+    A model that cannot cut back to `keep` (recurrent state) goes back to 0 and says so.
+    """
+
+    handle: ArchHandle
+    sequence: Sequence
+    keep: int = 0
+
+
+class ForwardLogits(Message):
+    """Run `tokens` (little-endian int32) at `position` of `sequence`.
+
+    With `slot`, the last position's logits are written as float32 to that slot, stamped `stamp`, and
+    Logits answers; without, the tokens only fill the cache (a prefill chunk) and Done answers.
+    """
+
+    handle: ArchHandle
+    sequence: Sequence
+    tokens: bytes
+    position: int
+    slot: int | None
+    stamp: int
+
+
+class EncodeImage(Message):
+    """Run the vision tower on pixels in shared memory; the embeddings stay on the device as `image`.
+
+    `pixels`: segment name; `grid`: (t, h, w) in patches.
+    """
+
+    handle: ArchHandle
+    image: int
+    pixels: str
+    grid: tuple[int, int, int]
+
+
+class ForwardLogitsWithImages(Message):
+    """ForwardLogits whose image-pad positions are filled from encoded images.
+
+    `spans`: (image, offset of its first pad token within the whole sequence, length).
+    `positions`: int32 [3, len(tokens)] M-RoPE positions, row-major bytes; `rope_delta` is kept for decode.
+    """
+
+    handle: ArchHandle
+    sequence: Sequence
+    tokens: bytes
+    position: int
+    slot: int | None
+    stamp: int
+    spans: tuple[tuple[int, int, int], ...]
+    positions: bytes
+    rope_delta: int
+
+
+class GroupInit(Message):
+    """Join the tensor-parallel group whose FileStore is `store`; Done when all ranks are in."""
+
+    rank: int
+    world_size: int
+    store: str
+    timeout_s: float
+
+
+class GroupSanity(Message):
+    """All-reduce of 1 over the group; Done when the sum is the world size."""
+
+
+class Shutdown(Message):
+    """Drop everything and exit 0; Done is sent first."""
+
+
+Job = (
+    Hello
+    | QueryVram
+    | Probe
+    | AttachSlots
+    | LoadDense
+    | LoadGguf
+    | LoadShard
+    | LoadScripted
+    | Drop
+    | ClearKv
+    | ForwardLogits
+    | EncodeImage
+    | ForwardLogitsWithImages
+    | GroupInit
+    | GroupSanity
+    | Shutdown
+)
+
+# -- replies: device process -> daemon ---------------------------------------------------------
+
+
+class Ready(Message):
+    """The worker is bound. Versions and device facts for /discovery and /version; MiB units."""
+
+    protocol: int
+    pid: int
+    device: str
+    name: str
+    vram_total_mb: int
+    compute_capability: str
+    cuda_version: str | None
+    driver_version: str | None
+    torch_version: str | None
+
+
+class Vram(Message):
+    """MiB. On a CPU device: the host's memory, or its cgroup's."""
+
+    used_mb: int
+    free_mb: int
+    total_mb: int
+    utilization_pct: int = 0
+    temp_c: int = 0
+
+
+class Done(Message):
+    """The job is complete. `value` is what the job's docstring says, else 0."""
+
+    value: int = 0
+
+
+class Progress(Message):
+    """Not terminal: how far a load is. `stage`: "read", "upload", "quantise", "compile", "self-check"."""
+
+    stage: str
+    fraction: float
+
+
+class Loaded(Message):
+    """A model is resident. Bytes are what the device process holds for it."""
+
+    vocab_size: int
+    context_length: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int
+    workspace_bytes: int
+    summary: str
+
+
+class Logits(Message):
+    """Logits are in `slot` with `stamp`. `position` is the sequence's length now; times in microseconds."""
+
+    slot: int
+    stamp: int
+    position: int
+    compute_us: int
+
+
+class Beat(Message):
+    """Heartbeat of the worker's side thread (job 0). `steps` counts units of work done so far."""
+
+    steps: int
+
+
+class Fault(Message):
+    """The job failed. Classified in the worker, where the exception object is.
+
+    `kind`: "device", "oom", "host", "nan", "load", "protocol"; `code`: numeric device code or 0;
+    `name`: the public error code to answer with; `message`: for the log, not for clients;
+    `device_fault`: the process cannot go on and ends after this frame.
+    """
+
+    kind: str
+    code: int
+    name: str
+    message: str
+    device_fault: bool
+    phase: str = ""
+    public: str = ""
+
+
+Reply = Ready | Vram | Done | Progress | Loaded | Logits | Beat | Fault

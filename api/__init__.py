@@ -1,0 +1,1 @@
+"""HTTP and the command line: routes, validation, error bodies, wire projections, SSE."""

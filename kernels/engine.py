@@ -1,0 +1,65 @@
+"""What a device process asks of a model: load it, run tokens, forget. The seam between actors and kernels."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+ReportProgress = Callable[[str, float], None]
+"""(stage, fraction 0..1) of a load."""
+
+
+class LoadSpec(msgspec.Struct, frozen=True):
+    """What to load and how. `files` are all parts in order; `config` is None for GGUF."""
+
+    format: str  # "gguf" | "safetensors"
+    files: tuple[Path, ...]
+    max_context: int
+    config: Path | None = None
+    quant: str | None = None
+    rank: int = 0
+    world_size: int = 1
+
+
+class ModelMemory(msgspec.Struct, frozen=True):
+    """Bytes that a resident model holds on its device."""
+
+    weights: int
+    kv_per_token: int
+    state: int
+    workspace: int
+
+
+class DeviceModel(Protocol):
+    """A resident model. Not thread safe: one device loop drives it."""
+
+    #: Length of a logits row (embedding rows, padding included).
+    vocab_size: int
+    #: Largest position + 1 that the KV cache was built for.
+    context_length: int
+    memory: ModelMemory
+    #: One line for the `construction complete` log event.
+    summary: str
+
+    def forward(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+    ) -> None:
+        """Run `tokens` [n] of `sequence` at `position` (= tokens already held).
+
+        `logits` [vocab_size] float32 receives the last position's row; None skips the head.
+        Raises ValueError for an empty input, an id outside the vocabulary, a position that is not the
+        sequence's length, or one beyond `context_length`.
+        """
+
+    def clear(self, sequence: int, keep: int = 0) -> int:
+        """Cut `sequence` back to its first `keep` tokens; returns how many are held (0 if it cannot cut there)."""
+
+    def close(self) -> None:
+        """Give all device memory back."""
