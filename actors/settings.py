@@ -27,7 +27,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of every section: unknown keys are refused."""
 
 
-class ServerSettings(Section):
+class ServerSettings(Section, frozen=True):
     host: str = "127.0.0.1"
     port: int = 13131
     api_keys_file: Path | None = None
@@ -41,22 +41,22 @@ class ServerSettings(Section):
     shutdown_seconds: float = 20.0
 
 
-class DefaultsSettings(Section):
+class DefaultsSettings(Section, frozen=True):
     thinking: ThinkingDefault = ThinkingDefault.TEMPLATE
 
 
-class RecoverySettings(Section):
+class RecoverySettings(Section, frozen=True):
     mode: RecoveryMode = RecoveryMode.MANUAL
     restart_budget: int = 3
     restart_window_seconds: float = 300.0
 
 
-class LoggingSettings(Section):
+class LoggingSettings(Section, frozen=True):
     level: str = "info"
     format: str = "json"
 
 
-class LimitSettings(Section):
+class LimitSettings(Section, frozen=True):
     prefill_chunk_tokens: int = 512
     max_prompt_tokens: int | None = None
     min_free_vram_mb: int = 1500
@@ -72,7 +72,7 @@ class LimitSettings(Section):
     write_idle_seconds: float = 30.0
 
 
-class SourceSettings(Section):
+class SourceSettings(Section, frozen=True):
     kind: SourceKind
     endpoint: str | None = None
     auth_env: str | None = None
@@ -81,7 +81,7 @@ class SourceSettings(Section):
     package: str | None = None
 
 
-class ModelSettings(Section):
+class ModelSettings(Section, frozen=True):
     """One [[models]] entry, loaded at start in order."""
 
     id: str
@@ -93,7 +93,7 @@ class ModelSettings(Section):
     aliases: tuple[str, ...] = ()
 
 
-class Settings(Section):
+class Settings(Section, frozen=True):
     server: ServerSettings = ServerSettings()
     defaults: DefaultsSettings = DefaultsSettings()
     recovery: RecoverySettings = RecoverySettings()

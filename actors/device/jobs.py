@@ -27,7 +27,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # -- jobs: daemon -> device process ------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First frame. The worker binds `device` and answers Ready, or Fault and exits."""
 
     protocol: int
@@ -35,15 +35,15 @@ class Hello(Message):
     failpoints: str | None = None
 
 
-class QueryVram(Message):
+class QueryVram(Message, frozen=True):
     """Answered with Vram."""
 
 
-class Probe(Message):
+class Probe(Message, frozen=True):
     """Tiny allocation, kernel and synchronisation; Done when the device still computes right."""
 
 
-class AttachSlots(Message):
+class AttachSlots(Message, frozen=True):
     """Attach the logits segment `name` (`rows` slots of `row_bytes`) for model `handle`; Done once mapped."""
 
     handle: ArchHandle
@@ -52,7 +52,7 @@ class AttachSlots(Message):
     row_bytes: int
 
 
-class LoadDense(Message):
+class LoadDense(Message, frozen=True):
     """Load safetensors. Answered by Progress*, then Loaded or Fault.
 
     `quant` names an in-situ quantisation ("q8_0", ... or "bf16"/"f16"/"f32"), None keeps what is stored.
@@ -66,7 +66,7 @@ class LoadDense(Message):
     quant: str | None = None
 
 
-class LoadGguf(Message):
+class LoadGguf(Message, frozen=True):
     """Load a GGUF file (all parts of a split one, in order). Answered like LoadDense."""
 
     handle: ArchHandle
@@ -74,7 +74,7 @@ class LoadGguf(Message):
     max_context: int
 
 
-class LoadShard(Message):
+class LoadShard(Message, frozen=True):
     """Load one rank's part of a safetensors model. Answered like LoadDense."""
 
     handle: TpHandle
@@ -86,20 +86,20 @@ class LoadShard(Message):
     quant: str | None = None
 
 
-class LoadScripted(Message):
+class LoadScripted(Message, frozen=True):
     """Load a script file (contract: the scripted backend). Answered like LoadDense."""
 
     handle: ArchHandle
     path: str
 
 
-class Drop(Message):
+class Drop(Message, frozen=True):
     """Forget a model and give its memory back; Done also when the handle is unknown."""
 
     handle: ArchHandle
 
 
-class ClearKv(Message):
+class ClearKv(Message, frozen=True):
     """Forget what `sequence` holds beyond its first `keep` positions; Done carries the position kept.
 
     A model that cannot cut back to `keep` (recurrent state) goes back to 0 and says so.
@@ -110,7 +110,7 @@ class ClearKv(Message):
     keep: int = 0
 
 
-class ForwardLogits(Message):
+class ForwardLogits(Message, frozen=True):
     """Run `tokens` (little-endian int32) at `position` of `sequence`.
 
     With `slot`, the last position's logits are written as float32 to that slot, stamped `stamp`, and
@@ -125,7 +125,7 @@ class ForwardLogits(Message):
     stamp: int
 
 
-class EncodeImage(Message):
+class EncodeImage(Message, frozen=True):
     """Run the vision tower on pixels in shared memory; the embeddings stay on the device as `image`.
 
     `pixels`: segment name; `grid`: (t, h, w) in patches.
@@ -137,7 +137,7 @@ class EncodeImage(Message):
     grid: tuple[int, int, int]
 
 
-class ForwardLogitsWithImages(Message):
+class ForwardLogitsWithImages(Message, frozen=True):
     """ForwardLogits whose image-pad positions are filled from encoded images.
 
     `spans`: (image, offset of its first pad token within the whole sequence, length).
@@ -155,7 +155,7 @@ class ForwardLogitsWithImages(Message):
     rope_delta: int
 
 
-class GroupInit(Message):
+class GroupInit(Message, frozen=True):
     """Join the tensor-parallel group whose FileStore is `store`; Done when all ranks are in."""
 
     rank: int
@@ -164,11 +164,11 @@ class GroupInit(Message):
     timeout_s: float
 
 
-class GroupSanity(Message):
+class GroupSanity(Message, frozen=True):
     """All-reduce of 1 over the group; Done when the sum is the world size."""
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True):
     """Drop everything and exit 0; Done is sent first."""
 
 
@@ -194,7 +194,7 @@ Job = (
 # -- replies: device process -> daemon ---------------------------------------------------------
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The worker is bound. Versions and device facts for /discovery and /version; MiB units."""
 
     protocol: int
@@ -208,7 +208,7 @@ class Ready(Message):
     torch_version: str | None
 
 
-class Vram(Message):
+class Vram(Message, frozen=True):
     """MiB. On a CPU device: the host's memory, or its cgroup's."""
 
     used_mb: int
@@ -218,20 +218,20 @@ class Vram(Message):
     temp_c: int = 0
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """The job is complete. `value` is what the job's docstring says, else 0."""
 
     value: int = 0
 
 
-class Progress(Message):
+class Progress(Message, frozen=True):
     """Not terminal: how far a load is. `stage`: "read", "upload", "quantise", "compile", "self-check"."""
 
     stage: str
     fraction: float
 
 
-class Loaded(Message):
+class Loaded(Message, frozen=True):
     """A model is resident. Bytes are what the device process holds for it."""
 
     vocab_size: int
@@ -243,7 +243,7 @@ class Loaded(Message):
     summary: str
 
 
-class Logits(Message):
+class Logits(Message, frozen=True):
     """Logits are in `slot` with `stamp`. `position` is the sequence's length now; times in microseconds."""
 
     slot: int
@@ -252,13 +252,13 @@ class Logits(Message):
     compute_us: int
 
 
-class Beat(Message):
+class Beat(Message, frozen=True):
     """Heartbeat of the worker's side thread (job 0). `steps` counts units of work done so far."""
 
     steps: int
 
 
-class Fault(Message):
+class Fault(Message, frozen=True):
     """The job failed. Classified in the worker, where the exception object is.
 
     `kind`: "device", "oom", "host", "nan", "load", "protocol"; `code`: numeric device code or 0;
