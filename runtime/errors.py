@@ -89,3 +89,26 @@ class RestartLimit(NeuronError):
     code = "restart_limit"
     status = 503
     retry_after = 60
+
+
+class LinkClosed(NeuronError):
+    """The other end of a link is gone, or this end was closed."""
+
+    code = "worker_died"
+    status = 503
+    should_retry = False
+
+
+class MailboxFull(NeuronError):
+    """An actor's bounded mailbox is full; the message was not taken."""
+
+    code = "overloaded"
+    status = 503
+    retry_after = 2
+
+
+class AskTimeout(NeuronError):
+    """No answer within the caller's time limit; a later answer is dropped."""
+
+    code = "timeout"
+    status = 503
