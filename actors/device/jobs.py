@@ -91,6 +91,8 @@ class LoadScripted(Message, frozen=True):
 
     handle: ArchHandle
     path: str
+    #: (digest of the script, turn, count) of faults that fired in earlier loads; filled by the device actor.
+    fired: tuple[tuple[str, int, int], ...] = ()
 
 
 class Drop(Message, frozen=True):
@@ -258,6 +260,13 @@ class Beat(Message, frozen=True):
     steps: int
 
 
+class ScriptFaultFired(Message, frozen=True):
+    """Scripted backend only (job 0): the fault of `turn` of the script `digest` is about to fire."""
+
+    digest: str
+    turn: int
+
+
 class Fault(Message, frozen=True):
     """The job failed. Classified in the worker, where the exception object is.
 
@@ -273,6 +282,8 @@ class Fault(Message, frozen=True):
     device_fault: bool
     phase: str = ""
     public: str = ""
+    #: Short name of the rule that decided ("illegal_address", "probe_failed", "unclassified"), for records and logs.
+    reason: str = ""
 
 
-Reply = Ready | Vram | Done | Progress | Loaded | Logits | Beat | Fault
+Reply = Ready | Vram | Done | Progress | Loaded | Logits | Beat | ScriptFaultFired | Fault

@@ -1,0 +1,290 @@
+"""DeviceActor: owns at most one device process at a time; starts it, gives it jobs, notices its end."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from neuron.actors.daemon import DeviceInfo, PoisonRecord
+from neuron.actors.device import deaths, jobs
+from neuron.actors.device.devices import device_index, known_devices, parse_device
+from neuron.actors.device.host import host_memory, processor_name
+from neuron.actors.device.job_table import LOADS, ErrorFactory, OnProgress, PendingReply, ReplyCounters
+from neuron.actors.device.jobs import PROTOCOL_VERSION, Job, Ready, Reply, Vram
+from neuron.actors.device.process import Child, DeviceProcess
+from neuron.actors.device.script_ledger import ScriptLedger
+from neuron.actors.settings import LimitSettings
+from neuron.runtime.errors import NeuronError, RestartLimit, ShuttingDown, WorkerDied
+from neuron.runtime.link import Link
+from neuron.runtime.logs import get_logger
+from neuron.runtime.process import ChildProcess
+
+__all__ = ["DeviceActor", "PendingReply", "known_devices", "parse_device"]
+
+WORKER_MODULE = "neuron.actors.device.worker"
+CRASH_LIMIT = 3
+CRASH_WINDOW_SECONDS = 60.0
+"""So many deaths in a row without a completed load, within this time, and starting is refused for the rest of it."""
+VRAM_POLL_SECONDS = 5.0
+STOP_SECONDS = 20.0
+
+Spawn = Callable[[str, int], Awaitable[Child]]
+"""(device id, fd of the child's end of the link) -> the started process."""
+OnDeath = Callable[[PoisonRecord], None]
+
+_log = get_logger("neuron.actors.device")
+
+
+async def spawn_worker(device_id: str, link_fd: int) -> Child:
+    return await ChildProcess.spawn(WORKER_MODULE, link_fd=link_fd, name=device_id)
+
+
+class DeviceActor:
+    """One device. All methods belong to the daemon's event loop; `info` and the counters never wait."""
+
+    def __init__(
+        self,
+        device_id: str,
+        limits: LimitSettings,
+        task_group: anyio.abc.TaskGroup,
+        *,
+        failpoints: Path | None = None,
+        spawn: Spawn = spawn_worker,
+    ) -> None:
+        self.device_id = device_id
+        #: Answers that nobody waited for any more, and second answers; both dropped.
+        self.counters = ReplyCounters()
+        #: Processes started so far.
+        self.starts = 0
+        self._limits = limits
+        self._tasks = task_group
+        self._failpoints = failpoints
+        self._spawn = spawn
+        self._process: DeviceProcess | None = None
+        self._starting = False
+        self._lock = asyncio.Lock()
+        self._callbacks: list[OnDeath] = []
+        self._crashes: list[float] = []
+        self._vram = Vram(0, 0, 0, 0)
+        self._last_ready: Ready | None = None
+        self._ledger = ScriptLedger()
+        self._closed = False
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def ensure_started(self) -> Ready:
+        """Start the process unless one runs; returns its hello. A dead one is replaced by a fresh one.
+
+        Raises RestartLimit (it died too often), DeviceUnavailable, WorkerDied, WorkerUnresponsive, ShuttingDown.
+        """
+        async with self._lock:
+            if self._closed:
+                raise ShuttingDown("The device is being shut down.")
+            process = self._process
+            if process is not None and process.death is None and process.ready is not None:
+                return process.ready
+            if process is not None:
+                await process.ended.wait()
+            self._check_budget()
+            self._starting = True
+            try:
+                return await self._start()
+            finally:
+                self._starting = False
+
+    async def _start(self) -> Ready:
+        ours, theirs = socket.socketpair()
+        try:
+            child = await self._spawn(self.device_id, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.starts += 1
+        process = DeviceProcess(child, Link(ours, Reply), self._limits, self.counters, self._on_reply)
+        self._process = process
+        self._tasks.start_soon(self._live, process)
+        failpoints = None if self._failpoints is None else str(self._failpoints)
+        hello = process.post(lambda job: jobs.Hello(job, PROTOCOL_VERSION, self.device_id, failpoints))
+        try:
+            ready = await hello.reply()
+        except NeuronError:
+            process.end(deaths.killed("start_failed", _not_running, "start"))
+            raise
+        except asyncio.CancelledError:
+            process.end(deaths.stopped())
+            raise
+        assert isinstance(ready, Ready)
+        if ready.protocol != PROTOCOL_VERSION:
+            process.end(deaths.killed("protocol_version", _not_running, "start"))
+            raise WorkerDied("The device process speaks another protocol version.")
+        self._last_ready = ready
+        _log.info("device process ready", device=self.device_id, pid=child.pid, name=ready.name)
+        return ready
+
+    def _check_budget(self) -> None:
+        now = time.monotonic()
+        self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW_SECONDS]
+        if len(self._crashes) >= CRASH_LIMIT:
+            wait_s = max(1, round(CRASH_WINDOW_SECONDS - (now - self._crashes[-CRASH_LIMIT])))
+            raise RestartLimit("The device process died too often; starting it again waits.", retry_after=wait_s)
+
+    async def _live(self, process: DeviceProcess) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._poll_vram, process)
+            await process.serve()
+            tasks.cancel_scope.cancel()
+        death = process.death
+        assert death is not None
+        if death.expected:
+            return
+        self._crashes.append(time.monotonic())
+        record = death.record(process.exit_status)
+        _log.error(
+            "device process died",
+            device=self.device_id,
+            pid=process.child.pid,
+            reason=record.reason,
+            code=record.code,
+            phase=record.phase,
+            exit_status=record.exit_status,
+        )
+        if process.ready is None:
+            return  # It never served: whoever starts it has the error.
+        for callback in tuple(self._callbacks):
+            callback(record)
+
+    async def stop(self, timeout_s: float = STOP_SECONDS) -> None:
+        """End the process for good: Shutdown, then SIGKILL when it has not gone within `timeout_s`."""
+        self._closed = True
+        await self._end_process(timeout_s)
+
+    async def restart(self, timeout_s: float = STOP_SECONDS) -> Ready:
+        """End the process, if any, and start a fresh one. Whoever waits on the old one gets ShuttingDown."""
+        await self._end_process(timeout_s)
+        return await self.ensure_started()
+
+    async def _end_process(self, timeout_s: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.death is None:
+            with contextlib.suppress(NeuronError), anyio.move_on_after(timeout_s):
+                await process.post(jobs.Shutdown, timeout_s).reply()
+            process.end(deaths.stopped())
+        await process.ended.wait()
+
+    def kill(self, reason: str, error: ErrorFactory) -> None:
+        """End the process at once although it works (another rank of its group failed): callers get `error()`."""
+        if self._process is not None:
+            self._process.end(deaths.killed(reason, error, self._process.phase))
+
+    def on_death(self, callback: OnDeath) -> Callable[[], None]:
+        """Call `callback` with the record after each unexpected end of a process that had been ready.
+
+        Returns a function that takes the callback away again.
+        """
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        process = self._process
+        return process is not None and process.death is None and process.ready is not None
+
+    def post(
+        self,
+        build: Callable[[int], Job],
+        *,
+        deadline_s: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> PendingReply:
+        """Queue the job that `build` makes of a fresh job id, without waiting.
+
+        `deadline_s` counts from when the process can begin the job (default: by the kind of job; for loads it is the
+        longest time without Progress). Past it the process is killed. Raises the typed error when no process runs.
+        """
+        process = self._process
+        if process is None or process.ready is None:
+            raise _not_running()
+        return process.post(lambda job: self._ledger.prepare(build(job)), deadline_s, on_progress)
+
+    async def call(
+        self,
+        build: Callable[[int], Job],
+        *,
+        deadline_s: float | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Reply:
+        """`post`, then wait for the terminal reply. Raises NeuronError."""
+        return await self.post(build, deadline_s=deadline_s, on_progress=on_progress).reply()
+
+    def _on_reply(self, reply: Reply, pending: PendingReply | None) -> None:
+        if isinstance(reply, Vram):
+            self._vram = reply
+        elif isinstance(reply, jobs.ScriptFaultFired):
+            self._ledger.note(reply)
+        elif isinstance(reply, jobs.Loaded):
+            self._crashes.clear()
+        if pending is not None and isinstance(pending.job, (*LOADS, jobs.Drop)):
+            self._query_vram()
+
+    # -- cached facts ----------------------------------------------------------------------------
+
+    def _query_vram(self) -> None:
+        """Ask only a process that has nothing else to do: figures must never queue before or behind inference."""
+        process = self._process
+        if process is not None and process.ready is not None and process.death is None and process.idle:
+            process.post(jobs.QueryVram)
+
+    async def _poll_vram(self, process: DeviceProcess) -> None:
+        while process.death is None:
+            self._query_vram()
+            await anyio.sleep(VRAM_POLL_SECONDS if process.ready is not None else 0.1)
+
+    def info(self) -> DeviceInfo:
+        """Cached; never waits for the process. `state`: idle, starting, ready, dead."""
+        process, ready, vram = self._process, self._last_ready, self._vram
+        alive = process is not None and process.death is None
+        state = "idle"
+        if process is not None:
+            expected = process.death is not None and process.death.expected
+            state = "ready" if self.running else "idle" if expected else "dead"
+        if self._starting:
+            state = "starting"
+        if vram.total_mb == 0 and not self.device_id.startswith("cuda"):
+            memory = host_memory()
+            vram = Vram(0, memory.used_mb, memory.free_mb, memory.total_mb)
+        name = ready.name if ready is not None else self.device_id
+        if ready is None and not self.device_id.startswith("cuda"):
+            name = processor_name()
+        return DeviceInfo(
+            index=device_index(self.device_id),
+            id=self.device_id,
+            name=name,
+            state=state,
+            pid=process.child.pid if process is not None and alive else None,
+            compute_capability=ready.compute_capability if ready is not None else "",
+            vram_total_mb=vram.total_mb or (ready.vram_total_mb if ready is not None else 0),
+            vram_used_mb=vram.used_mb,
+            vram_free_mb=vram.free_mb,
+            utilization_pct=vram.utilization_pct,
+            temp_c=vram.temp_c,
+            last_seen_s=round(time.monotonic() - process.last_seen, 3) if process is not None and alive else None,
+        )
+
+    def facts(self) -> Ready | None:
+        """What the last process said of itself (names, versions); None before the first."""
+        return self._last_ready
+
+
+def _not_running() -> NeuronError:
+    return WorkerDied("The device process is not running.")
