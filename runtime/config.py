@@ -1,4 +1,4 @@
-"""Reads a TOML file and the environment into a settings struct. Knows no setting by name; `api` calls it once at start."""
+"""Reads a TOML file and the environment into a settings struct. Knows no setting by name; used once, at start."""
 
 import difflib
 import os
@@ -29,9 +29,9 @@ def load_settings(
 ) -> T:
     """Settings from defaults, then the file at `path` (None: no file), then the environment.
 
-    `env_map` names, for each variable, the dotted key that it sets ("NEURON_PORT": "server.port"); an empty value counts
-    as unset. `reserved` are dotted keys that a file may not set. Raises ConfigError with one line that names the file
-    or variable and the key.
+    `env_map` names, for each variable, the dotted key that it sets ("NEURON_PORT": "server.port"); an empty value
+    counts as unset. `reserved` are dotted keys that a file may not set. Raises ConfigError with one line that names the
+    file or variable and the key.
     """
     tree: dict[str, Any] = {} if path is None else _read(path)
     for dotted in reserved:

@@ -1,4 +1,4 @@
-"""Framing of a link: 4-byte big-endian length, then one MessagePack message. Pure; used by both ends of `runtime.link`."""
+"""Framing of a link: 4-byte big-endian length, then one MessagePack message. For both ends of `runtime.link`."""
 
 import struct
 from typing import Any, Generic, TypeVar

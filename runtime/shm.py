@@ -1,7 +1,7 @@
 """Shared-memory segments: reserved at creation, private to the user, unlinked as soon as both sides are attached.
 
-A segment is a file of /dev/shm that is opened and mapped directly: `multiprocessing.shared_memory` hands every name to a
-tracker process that warns about, and unlinks, segments that others still use (before Python 3.13, without a way out).
+A segment is a file of /dev/shm, opened and mapped directly: `multiprocessing.shared_memory` hands every name to a
+tracker process that warns about, and unlinks, segments still in use (before Python 3.13, without a way out).
 """
 
 import errno
@@ -34,7 +34,7 @@ def _align(count: int) -> int:
 
 
 class Mapping:
-    """One mapped segment of `nbytes` bytes. The owner holds a lock on the file until it is unlinked or the owner dies."""
+    """One mapped segment of `nbytes` bytes. Its maker holds a lock on the file until the name or the maker is gone."""
 
     __slots__ = ("_fd", "_map", "_name", "_path", "nbytes")
 

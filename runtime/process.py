@@ -1,0 +1,230 @@
+"""Child processes of the daemon: started afresh (never forked copies), watched by pidfd, reaped, their stderr logged."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import anyio
+import msgspec
+
+from neuron.runtime import logs
+
+_MAX_LINE_BYTES = 32 * 1024
+_TAIL_LINES = 40
+_READ_BYTES = 64 * 1024
+_DRAIN_BYTES = 1024 * 1024
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a process ended: `code` of a normal exit, or the `signal` that killed it ("SIGKILL"), never both."""
+
+    code: int | None
+    signal: str | None
+    #: Last lines of its stderr that were no log events (a native crash report, say). For the log, not for clients.
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        return f"signal {self.signal}" if self.signal is not None else f"exit status {self.code}"
+
+
+class StderrPump:
+    """Reads a child's stderr on the event loop, line by line, into the log; keeps the last lines that are no events."""
+
+    def __init__(self, fd: int, name: str, pid: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd: int | None = fd
+        self._name = name
+        self._pid = pid
+        self._partial = b""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._read)
+
+    def _read(self) -> int:
+        if self._fd is None:
+            return 0
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return 0
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        while len(self._partial) > _MAX_LINE_BYTES:
+            self._take(self._partial[:_MAX_LINE_BYTES])
+            self._partial = self._partial[_MAX_LINE_BYTES:]
+        return len(data)
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        if not logs.relay_child_line(line, worker=self._name, worker_pid=self._pid):
+            self.tail.append(line.decode("utf-8", "replace")[:2000])
+
+    def drain_and_close(self) -> None:
+        """Take what the dead child left. Does not wait for the end of the pipe, which a grandchild may hold open."""
+        left = _DRAIN_BYTES
+        while left > 0 and (count := self._read()):
+            left -= count
+        self.close()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._loop.remove_reader(fd)
+            os.close(fd)
+            if self._partial:
+                self._take(self._partial)
+                self._partial = b""
+
+
+class ChildProcess:
+    """One running child. Made by `spawn` or `spawn_linked`; everything else on the same event loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stderr_fd: int, name: str) -> None:
+        self._process = process
+        self.name = name
+        self._exited = anyio.Event()
+        self._status: ExitStatus | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pump = StderrPump(stderr_fd, name, process.pid)
+        self._pidfd = os.pidfd_open(process.pid)
+        # The pidfd alone tells of the end: a grandchild can hold the pipe and the link open for long after.
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @classmethod
+    async def spawn(
+        cls,
+        module: str,
+        *,
+        link_fd: int,
+        name: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Start `python -m module --fd link_fd --parent <our pid> *arguments`.
+
+        The child inherits `link_fd` and nothing else; stdout and stderr both go to our log. The caller closes its
+        copy of `link_fd` afterwards. `environment` replaces ours when given. Raises OSError when the start fails and
+        RuntimeError outside the main thread (the kernel ends a bound child with the *thread* that started it).
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("child processes are started on the main thread only")
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-m", module, "--fd", str(link_fd), "--parent", str(os.getpid()), *arguments]
+        try:
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the new program runs; asyncio's own costs a thread
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                pass_fds=(link_fd,),
+                close_fds=True,
+                env=None if environment is None else dict(environment),
+            )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        return cls(process, read_fd, name)
+
+    @classmethod
+    async def spawn_linked(
+        cls,
+        module: str,
+        *,
+        name: str,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Self, socket.socket]:
+        """`spawn` with a fresh socketpair; gives the process and our end, for a `Link`."""
+        ours, theirs = socket.socketpair()
+        try:
+            child = await cls.spawn(
+                module, link_fd=theirs.fileno(), name=name, arguments=arguments, environment=environment
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return child, ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> ExitStatus | None:
+        """None while it runs."""
+        return self._status
+
+    async def wait(self) -> ExitStatus:
+        """Any number of callers may wait."""
+        await self._exited.wait()
+        assert self._status is not None
+        return self._status
+
+    def terminate(self) -> None:
+        """SIGTERM; nothing happens when it has ended."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, which ends stopped processes too; nothing happens when it has ended."""
+        self._send(signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> ExitStatus:
+        """SIGTERM, and SIGKILL after `grace_s` seconds. Also when cancelled, the process is gone or being killed."""
+        self.terminate()
+        try:
+            with anyio.move_on_after(grace_s):
+                return await self.wait()
+        finally:
+            self.kill()
+        return await self.wait()
+
+    def _send(self, number: signal.Signals) -> None:
+        # Only `_reap` frees the pid, so it cannot name another process here.
+        if self._status is None:
+            try:
+                os.kill(self._process.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _reap(self) -> None:
+        code = self._process.poll()
+        if code is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pump.drain_and_close()
+        tail = tuple(self._pump.tail)
+        if code >= 0:
+            self._status = ExitStatus(code, None, tail)
+        else:
+            self._status = ExitStatus(None, _signal_name(-code), tail)
+        self._exited.set()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
