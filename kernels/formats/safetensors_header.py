@@ -3,16 +3,16 @@
 Format: https://github.com/huggingface/safetensors (8-byte length, JSON table, tensor bytes).
 """
 
-import json
 import math
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from neuron.kernels.formats.errors import FormatError, FormatKind, HeaderIncomplete, shown
+from neuron.kernels.formats.fields import JsonFault, decode_object
 
 MAX_HEADER = 32 << 20
 MAX_TENSORS = 100_000
@@ -45,10 +45,6 @@ def corrupt(file: str, message: str) -> FormatError:
     return FormatError(FormatKind.CORRUPT_WEIGHTS, f"{file}: {message}")
 
 
-class _Twice(Exception):
-    """A JSON object holds the same key twice."""
-
-
 def parse_safetensors_header(buffer: memoryview, file_size: int, file: str) -> Mapping[str, SafetensorsTensor]:
     """Tensors of a file of `file_size` bytes from its first bytes, in the file's order; `file` is its name.
 
@@ -79,29 +75,9 @@ def _decode(text: bytes, file: str) -> dict[str, Any]:
     if text[:1] != b"{":
         raise corrupt(file, "its header is not a JSON object.")
     try:
-        table = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except _Twice as error:
-        raise corrupt(file, f"its header holds {shown(str(error))} twice.") from error
-    except (ValueError, RecursionError) as error:
-        raise corrupt(file, "its header is not valid JSON.") from error
-    if not isinstance(table, dict):
-        raise corrupt(file, "its header is not a JSON object.")
-    return table
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Twice(key)
-            seen.add(key)
-    return table
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+        return decode_object(text, MAX_HEADER)
+    except JsonFault as error:
+        raise corrupt(file, f"its header {error}.") from error
 
 
 def _tensor(name: str, entry: Any, data_start: int, file: str) -> SafetensorsTensor:
