@@ -22,7 +22,7 @@ class ChildArguments(NamedTuple):
 
 
 def parse_child_arguments(argv: Sequence[str]) -> ChildArguments:
-    """Read `--fd N --parent PID` (what ChildProcess.spawn passes); other arguments are left to the child's own parser."""
+    """Read `--fd N --parent PID` (what ChildProcess.spawn passes); other arguments are the child's own matter."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Child processes of the daemon: started afresh (never forked copies), watched by pidfd, reaped, their stderr logged."""
+"""Child processes of the daemon: started afresh, never forked; watched by pidfd, reaped, their stderr logged."""
 
 import asyncio
 import os
