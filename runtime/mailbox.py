@@ -39,7 +39,8 @@ class ReplySlot:
     async def wait(self) -> object:
         await self._ready.wait()
         if self._error is not None:
-            raise self._error
+            # One error may go to many callers; without this each raise would make its traceback longer.
+            raise self._error.with_traceback(None)
         return self._value
 
 
@@ -74,7 +75,7 @@ class Mailbox(Generic[M]):
     def put(self, envelope: Envelope[M]) -> None:
         """Raises MailboxFull, or the error that closed the mailbox."""
         if self._closed_by is not None:
-            raise self._closed_by
+            raise self._closed_by.with_traceback(None)
         if len(self._queue) >= self._size:
             raise MailboxFull("Too many requests are waiting; try again shortly.")
         self._queue.append(envelope)

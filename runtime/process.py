@@ -121,8 +121,8 @@ class ChildProcess:
         """Start `python -m module --fd link_fd --parent <our pid> *arguments`.
 
         The child inherits `link_fd` and nothing else; stdout and stderr both go to our log. The caller closes its
-        copy of `link_fd` afterwards. `environment` replaces ours when given. Raises OSError when the start fails and
-        RuntimeError outside the main thread (the kernel ends a bound child with the *thread* that started it).
+        copy of `link_fd` afterwards. `environment` stands in place of ours when given. Raises OSError when the start
+        fails, RuntimeError outside the main thread (the kernel ends a bound child with the *thread* that started it).
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("child processes are started on the main thread only")
@@ -136,7 +136,7 @@ class ChildProcess:
                 stderr=write_fd,
                 pass_fds=(link_fd,),
                 close_fds=True,
-                env=None if environment is None else dict(environment),
+                env=_child_environment(os.environ if environment is None else environment),
             )
         except BaseException:
             os.close(read_fd)
@@ -221,6 +221,16 @@ class ChildProcess:
         else:
             self._status = ExitStatus(None, _signal_name(-code), tail)
         self._exited.set()
+
+
+#: The service manager's lines to the daemon alone: a child that used them would speak in its name.
+_PARENT_ONLY = frozenset(
+    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
+)
+
+
+def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key not in _PARENT_ONLY}
 
 
 def _signal_name(number: int) -> str:

@@ -84,7 +84,7 @@ class Supervisor:
         Raises ShuttingDown (or the error that closed this supervisor) when it is too late.
         """
         if self._closed_by is not None:
-            raise self._closed_by
+            raise self._closed_by.with_traceback(None)
         if self._stopping:
             raise ShuttingDown("This part of the daemon is stopping.")
         child = _Child(target, restart)
