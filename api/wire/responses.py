@@ -55,7 +55,7 @@ class ResponsesShape(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float | None = None
     max_output_tokens: int | None = None
     reasoning: dict[str, Any] = {}
-    text: dict[str, Any] = {"format": {"type": "text"}}
+    text: dict[str, Any] = msgspec.field(default_factory=lambda: {"format": {"type": "text"}})
     metadata: dict[str, str] = {}
 
 
@@ -166,10 +166,8 @@ class ResponsesStream:
     def _finish(self, event: Finish) -> bytes:
         cut = event.reason is FinishReason.LENGTH
         out = b""
-        if not self._items and not cut:
-            out += self._opened(MessageItem(new_id("msg_"), 0, self.shape.logprobs))
-        if cut and self._open is None and self._items:
-            self._items[-1].status = self._items[-1].status or COMPLETED
+        if not cut and not any(isinstance(item, MessageItem | ToolCallItem) for item in self._items):
+            out += self._opened(MessageItem(new_id("msg_"), len(self._items), self.shape.logprobs))
         status = INCOMPLETE if cut else COMPLETED
         out += self._close(status=status)
         self.ended = True
@@ -236,7 +234,7 @@ def _error_object(error: NeuronError) -> dict[str, Any]:
 
 
 def fold_responses(events: Iterable[InferenceEvent], shape: ResponsesShape) -> bytes:
-    """The JSON body of all events of one answer. Raises the error of a Failed; InternalError when the end is missing."""
+    """The JSON body of all events of one answer. Raises what `responses_body` does."""
     stream = ResponsesStream(shape)
     for event in events:
         stream.push(event)
@@ -244,7 +242,10 @@ def fold_responses(events: Iterable[InferenceEvent], shape: ResponsesShape) -> b
 
 
 def responses_body(stream: ResponsesStream) -> bytes:
-    """The body after all events were pushed; for callers that fold while events arrive."""
+    """The body after all events were pushed, for callers that fold while events arrive.
+
+    Raises the error of a Failed; InternalError when the end is missing.
+    """
     if stream.error is not None:
         raise stream.error
     if stream.response is None:

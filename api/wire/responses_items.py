@@ -1,4 +1,4 @@
-"""Output items of the Responses API: reasoning, message, function call. Each knows its bodies and its events' fields."""
+"""Output items of the Responses API: reasoning, message, function call. Each knows its bodies and events."""
 
 from collections.abc import Iterator
 from typing import Any
