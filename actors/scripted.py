@@ -87,13 +87,19 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_script(path: Path) -> Script:
     """Read and check a script file. Raises ScriptError."""
+    return parse_script(read_content(path))
+
+
+def read_content(path: Path) -> bytes:
+    """The bytes of a script file. Raises ScriptError, also for what is no regular file."""
     try:
+        if not path.is_file():
+            raise ScriptError("The script cannot be read: there is no such file.")
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ScriptError(f"The script is larger than {MAX_FILE_BYTES >> 20} MiB.")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ScriptError(f"The script cannot be read: {error.strerror or 'input/output error'}.") from error
-    return parse_script(content)
 
 
 def parse_script(content: bytes) -> Script:

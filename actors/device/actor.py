@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from neuron.actors.device.script_ledger import ScriptLedger
 from neuron.actors.settings import LimitSettings
 from neuron.runtime.errors import NeuronError, RestartLimit, ShuttingDown, WorkerDied
 from neuron.runtime.link import Link
-from neuron.runtime.logs import get_logger
+from neuron.runtime.logs import Level, get_logger, is_enabled
 from neuron.runtime.process import ChildProcess
 
 __all__ = ["DeviceActor", "PendingReply", "known_devices", "parse_device"]
@@ -40,8 +41,19 @@ OnDeath = Callable[[PoisonRecord], None]
 _log = get_logger("neuron.actors.device")
 
 
+def failpoints_flag(environment: Mapping[str, str]) -> Path | None:
+    """The control file that NEURON_FAILPOINTS names (tests only); None in production."""
+    value = environment.get("NEURON_FAILPOINTS")
+    if not value:
+        return None
+    _log.warning("failpoints are switched on: this daemon is under test")
+    return Path(value)
+
+
 async def spawn_worker(device_id: str, link_fd: int) -> Child:
-    return await ChildProcess.spawn(WORKER_MODULE, link_fd=link_fd, name=device_id)
+    level = next((level for level in sorted(Level) if is_enabled(level)), Level.INFO)
+    arguments = ("--device", device_id, "--log-level", level.name.lower())
+    return await ChildProcess.spawn(WORKER_MODULE, link_fd=link_fd, name=device_id, arguments=arguments)
 
 
 class DeviceActor:
@@ -63,7 +75,7 @@ class DeviceActor:
         self.starts = 0
         self._limits = limits
         self._tasks = task_group
-        self._failpoints = failpoints
+        self._failpoints = failpoints_flag(os.environ) if failpoints is None else failpoints
         self._spawn = spawn
         self._process: DeviceProcess | None = None
         self._starting = False
@@ -176,7 +188,11 @@ class DeviceActor:
             return
         if process.death is None:
             with contextlib.suppress(NeuronError), anyio.move_on_after(timeout_s):
-                await process.post(jobs.Shutdown, timeout_s).reply()
+                # Its limit is the scope's: being late for its own end makes no death of it.
+                done = process.post(jobs.Shutdown, 2 * timeout_s)
+                process.retire()
+                await done.reply()
+                await process.ended.wait()
             process.end(deaths.stopped())
         await process.ended.wait()
 

@@ -46,8 +46,8 @@ def exited(exit_status: str, signal: str | None, phase: str) -> Death:
     reason = "io_fault" if signal == "SIGBUS" else "worker_exited"
 
     def error() -> NeuronError:
-        extra = {} if signal is None else {"signal": signal}
-        return WorkerDied("The device process ended while this request ran.", **extra)
+        text = "The device process ended while this request ran."
+        return WorkerDied(text) if signal is None else WorkerDied(text, signal=signal)
 
     return Death(f"{reason}: {exit_status}", error, 0, phase)
 

@@ -81,6 +81,7 @@ class DeviceProcess:
         self._on_reply = on_reply
         #: Models whose first forward is over: libraries and compilers are warm.
         self._warm: set[ArchHandle] = set()
+        self._retiring = False
         self._dead = asyncio.Event()
         self._drained = asyncio.Event()
 
@@ -141,11 +142,15 @@ class DeviceProcess:
         """Give the process up: every waiting caller gets the error now, SIGKILL follows. The first cause stays."""
         if self.death is not None:
             return
-        self.death = death
+        self.death = death = deaths.stopped() if self._retiring else death
         self._table.fail_all(death.error)
         self.child.kill()
         self._link.close()
         self._dead.set()
+
+    def retire(self) -> None:
+        """It was told to end: whatever its end looks like, it poisons nothing."""
+        self._retiring = True
 
     async def _reap(self) -> None:
         self.end(deaths.stopped())

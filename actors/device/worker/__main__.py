@@ -1,0 +1,44 @@
+"""Entry of a device process: `python -m neuron.actors.device.worker --fd N --parent PID ...`."""
+
+import faulthandler
+import os
+import sys
+
+from neuron.runtime.child import (
+    bind_to_parent,
+    exit_when_closed,
+    leave_signals_to_parent,
+    link_socket,
+    parse_child_arguments,
+    volunteer_for_oom,
+)
+
+
+def main() -> int:
+    arguments = parse_child_arguments(sys.argv[1:])
+    bind_to_parent(arguments.parent)
+    leave_signals_to_parent()
+    volunteer_for_oom()
+    faulthandler.enable()
+    sock = link_socket(arguments.fd)
+    exit_when_closed(sock)
+
+    from neuron.actors.device.jobs import Job
+    from neuron.actors.device.worker.loop import WorkerLoop
+    from neuron.runtime.link import BlockingLink
+    from neuron.runtime.logs import configure_logging, flush_logs
+
+    configure_logging(_option("--log-level") or "info", "json", device=_option("--device"))
+    status = WorkerLoop(BlockingLink(sock, Job), pid=os.getpid()).run()
+    flush_logs(1.0)
+    return status
+
+
+def _option(name: str) -> str | None:
+    """For logging only: what the process is to do arrives as Hello."""
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv[:-1] else None
+
+
+if __name__ == "__main__":
+    # Not sys.exit: a faulted device context can hang the library's own exit handlers.
+    os._exit(main())

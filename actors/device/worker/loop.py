@@ -1,0 +1,348 @@
+"""The job loop of a device process: receive a job, do it, reply. Blocking, on the main thread."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from neuron.actors.device import jobs
+from neuron.actors.device.jobs import PROTOCOL_VERSION, Done, Fault, Job, Loaded, Logits, Progress, Reply
+from neuron.actors.device.worker.classify import NanLogitsError, RequestFault
+from neuron.actors.device.worker.failpoints import Action, Hit, failpoints, inert
+from neuron.actors.device.worker.heartbeat import Heartbeat
+from neuron.actors.device.worker.platform import Platform, bind
+from neuron.actors.device.worker.slab import Resident, Slab
+from neuron.actors.device.worker.verdicts import conclude, examine
+from neuron.kernels.engine import DeviceModel, LoadSpec
+from neuron.runtime.errors import ProtocolError
+from neuron.runtime.link import BlockingLink, LinkClosed
+from neuron.runtime.logs import get_logger
+
+EXIT_OK = 0
+EXIT_PROTOCOL = 64
+EXIT_DEVICE_FAULT = 70
+EXIT_ORPHAN = 83
+PROGRESS_SECONDS = 0.1
+"""Progress is sent at most this often, apart from a new stage and the end of one."""
+
+_log = get_logger("neuron.device")
+
+
+class DeadDevice(Exception):
+    """A fault was answered that the process must not survive."""
+
+
+class _Ended(Exception):
+    """Shutdown was answered."""
+
+
+class Binds(Protocol):
+    def __call__(self, device: str) -> Platform: ...
+
+
+class WorkerLoop:
+    """One device process's life after its start. `run` returns the exit status; it ends no process itself."""
+
+    def __init__(self, link: BlockingLink[Job], *, bind_device: Binds = bind, pid: int = 0) -> None:
+        self._link = link
+        self._bind = bind_device
+        self._pid = pid
+        self._hit: Hit = inert
+        self._platform: Platform
+        self._slab: Slab
+        self._heart = Heartbeat(link)
+        self._handlers: dict[type, Callable[..., Reply]] = {
+            jobs.QueryVram: self._query_vram,
+            jobs.Probe: self._probe,
+            jobs.AttachSlots: self._attach,
+            jobs.LoadDense: self._load_dense,
+            jobs.LoadGguf: self._load_gguf,
+            jobs.LoadScripted: self._load_scripted,
+            jobs.Drop: self._drop,
+            jobs.ClearKv: self._clear_kv,
+            jobs.ForwardLogits: self._forward,
+            jobs.Shutdown: self._shutdown,
+        }
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Greet, then serve until Shutdown, a device fault, or the end of the link."""
+        try:
+            if not self._greet():
+                return EXIT_PROTOCOL
+            self._heart.start()
+            while True:
+                job = self._link.receive(None)
+                if job is not None:
+                    self._answer(job)
+        except _Ended:
+            self._heart.stop()
+            return EXIT_OK
+        except DeadDevice:
+            return EXIT_DEVICE_FAULT
+        except ProtocolError as error:
+            _log.error("the link cannot be trusted", reason=error.message)
+            return EXIT_PROTOCOL
+        except LinkClosed:
+            return EXIT_ORPHAN
+
+    def _greet(self) -> bool:
+        hello = self._link.receive(None)
+        if not isinstance(hello, jobs.Hello) or hello.protocol != PROTOCOL_VERSION:
+            job = 0 if hello is None else hello.job
+            text = f"a Hello of protocol {PROTOCOL_VERSION} was expected"
+            self._link.send(Fault(job, "protocol", 0, "protocol_error", text, True, "start"))
+            return False
+        self._hit = failpoints(hello.failpoints)
+        if self._hit is not inert:
+            _log.warning("failpoints are active in this device process")
+        fault = self._attempt(hello, lambda: self._bind_device(hello))
+        if isinstance(fault, Fault):
+            # A process without a device is of no use, whatever the reason.
+            self._link.send(msgspec.structs.replace(fault, device_fault=True))
+            raise DeadDevice
+        self._link.send(fault)
+        return True
+
+    def _bind_device(self, hello: jobs.Hello) -> Reply:
+        self._hit("worker.start")
+        self._platform = bound = self._bind(hello.device)
+        self._slab = Slab(bound)
+        try:
+            bound.probe()
+        except Exception as error:
+            raise RequestFault("device_unhealthy", "the probe of the fresh process failed") from error
+        facts = bound.facts()
+        return jobs.Ready(
+            hello.job,
+            PROTOCOL_VERSION,
+            self._pid,
+            hello.device,
+            facts.name,
+            facts.vram_total_mb,
+            facts.compute_capability,
+            facts.cuda_version,
+            facts.driver_version,
+            facts.torch_version,
+        )
+
+    def _answer(self, job: Job) -> None:
+        reply = self._attempt(job, lambda: self._dispatch(job))
+        self._heart.steps += 1
+        action = self._hit("worker.reply")
+        if action is None:
+            self._link.send(reply)
+        else:
+            self._misreply(reply, action)
+        if isinstance(reply, Fault) and reply.device_fault:
+            raise DeadDevice
+        if isinstance(job, jobs.Shutdown):
+            raise _Ended
+
+    def _attempt(self, job: Job, work: Callable[[], Reply]) -> Reply:
+        """`work`, or the Fault that its exception amounts to. Device memory held by a traceback is free again then."""
+        try:
+            return work()
+        except Exception as error:
+            failure = examine(error)
+            _log.error("job failed", kind=type(job).__name__, reason=failure.classified.rule, exc_info=True)
+        if isinstance(job, (jobs.ForwardLogits, jobs.ForwardLogitsWithImages)):
+            self._forget(job)
+        fault = conclude(job.job, failure, phase_of(job), self._probe_now)
+        return fault
+
+    def _forget(self, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages) -> None:
+        """After a failed step a sequence may hold half of it: it holds nothing from here on."""
+        try:
+            self._slab.get(job.handle).model.clear(job.sequence, 0)
+        except Exception as error:  # The device is worse off than the first error said; the probe will tell.
+            _log.warning("sequence not cleared", reason=str(error))
+
+    def _dispatch(self, job: Job) -> Reply:
+        handler = self._handlers.get(type(job))
+        if handler is None:
+            raise RequestFault("unsupported", f"{type(job).__name__} is not supported by this build")
+        return handler(job)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def _query_vram(self, job: jobs.QueryVram) -> Reply:
+        return self._platform.vram(job.job)
+
+    def _probe_now(self) -> None:
+        self._hit("worker.probe")
+        self._platform.probe()
+
+    def _probe(self, job: jobs.Probe) -> Reply:
+        try:
+            self._probe_now()
+        except Exception as error:
+            raise ProbeFailed("the probe failed") from error
+        return Done(job.job)
+
+    def _attach(self, job: jobs.AttachSlots) -> Reply:
+        self._hit("worker.attach")
+        self._slab.attach(job.handle, job.name, job.rows, job.row_bytes)
+        return Done(job.job)
+
+    def _load_dense(self, job: jobs.LoadDense) -> Reply:
+        files = tuple(Path(file) for file in job.files)
+        return self._load_weights(job, LoadSpec("safetensors", files, job.max_context, Path(job.config), job.quant))
+
+    def _load_gguf(self, job: jobs.LoadGguf) -> Reply:
+        return self._load_weights(job, LoadSpec("gguf", tuple(Path(file) for file in job.files), job.max_context))
+
+    def _load_weights(self, job: jobs.LoadDense | jobs.LoadGguf, spec: LoadSpec) -> Reply:
+        from neuron.kernels.load import load_model  # Here, so that a process without weights never imports torch.
+
+        return self._load(job, lambda progress: load_model(spec, self._platform.id, progress))
+
+    def _load_scripted(self, job: jobs.LoadScripted) -> Reply:
+        from neuron.actors.device.worker.scripted import load_scripted
+
+        def fired(digest: str, turn: int) -> None:
+            self._link.send(jobs.ScriptFaultFired(0, digest, turn))
+
+        return self._load(job, lambda progress: load_scripted(Path(job.path), job.fired, progress, fired))
+
+    def _load(
+        self,
+        job: jobs.LoadDense | jobs.LoadGguf | jobs.LoadScripted,
+        build: Callable[[Callable[[str, float], None]], DeviceModel],
+    ) -> Reply:
+        self._slab.check_free(job.handle)
+        self._hit("worker.load.begin")
+        model = build(ProgressReports(job.job, self._link.send, self._load_step))
+        try:
+            self._hit("worker.load.end")
+            self._slab.put(job.handle, model)
+        except BaseException:
+            model.close()
+            raise
+        memory = model.memory
+        return Loaded(
+            job.job,
+            model.vocab_size,
+            model.context_length,
+            memory.weights,
+            memory.kv_per_token,
+            memory.state,
+            memory.workspace,
+            model.summary,
+        )
+
+    def _load_step(self) -> None:
+        self._heart.steps += 1
+        self._hit("worker.load.progress")
+
+    def _drop(self, job: jobs.Drop) -> Reply:
+        self._hit("worker.drop")
+        self._slab.drop(job.handle)
+        self._platform.probe()
+        return Done(job.job)
+
+    def _clear_kv(self, job: jobs.ClearKv) -> Reply:
+        self._hit("worker.clear_kv")
+        return Done(job.job, self._slab.get(job.handle).model.clear(job.sequence, job.keep))
+
+    def _forward(self, job: jobs.ForwardLogits) -> Reply:
+        resident = self._slab.get(job.handle)
+        tokens = np.frombuffer(job.tokens, dtype="<i4").astype(np.int32, copy=False)
+        if len(tokens) == 0:
+            raise ValueError("there are no tokens to run")
+        action = self._hit("worker.decode.step" if phase_of(job) == "decode" else "worker.prefill.chunk")
+        started = time.perf_counter_ns()
+        if job.slot is None:
+            resident.model.forward(job.sequence, tokens, job.position, None)
+            return Done(job.job)
+        row = _row(resident, job.slot)
+        resident.model.forward(job.sequence, tokens, job.position, row)
+        if action is Action.NAN:
+            row.fill(np.nan)
+        # The maximum is NaN when any value is, and infinite when no value can be chosen.
+        if not math.isfinite(row.max()):
+            raise NanLogitsError("no finite maximum in the logits")
+        assert resident.slots is not None
+        resident.slots.set_stamp(job.slot, job.stamp)
+        elapsed_us = (time.perf_counter_ns() - started) // 1000
+        return Logits(job.job, job.slot, job.stamp, job.position + len(tokens), elapsed_us)
+
+    def _shutdown(self, job: jobs.Shutdown) -> Reply:
+        self._slab.clear()
+        return Done(job.job)
+
+    # -- failpoints ------------------------------------------------------------------------------
+
+    def _misreply(self, reply: Reply, action: Action) -> None:
+        """What a broken process might send instead of `reply`."""
+        match action:
+            case Action.DROP_REPLY:
+                return
+            case Action.DUPLICATE_REPLY:
+                self._link.send(reply)
+                self._link.send(reply)
+            case Action.CORRUPT_STAMP if isinstance(reply, Logits):
+                self._link.send(msgspec.structs.replace(reply, stamp=reply.stamp + 1))
+            case Action.WRONG_JOB:
+                self._link.send(msgspec.structs.replace(reply, job=reply.job + 1000))
+            case Action.GARBAGE:
+                self._link.send(Garbage("not a reply"))
+            case _:
+                self._link.send(reply)
+
+
+class ProbeFailed(Exception):
+    """The probe that the daemon asked for failed: unknown to the fault table, hence fatal."""
+
+
+class Garbage(msgspec.Struct, frozen=True):
+    """A frame that is no message of the protocol (failpoints only)."""
+
+    text: str
+
+
+class ProgressReports:
+    """Sends a load's progress, thinned; `step` is told of every report."""
+
+    def __init__(self, job: int, send: Callable[[Reply], None], step: Callable[[], None]) -> None:
+        self._job = job
+        self._send = send
+        self._step = step
+        self._stage = ""
+        self._sent_at = 0.0
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        self._step()
+        now = time.monotonic()
+        if stage != self._stage or fraction >= 1.0 or now - self._sent_at >= PROGRESS_SECONDS:
+            self._stage, self._sent_at = stage, now
+            self._send(Progress(self._job, stage, min(max(fraction, 0.0), 1.0)))
+
+
+def _row(resident: Resident, slot: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    slots = resident.slots
+    if slots is None or not 0 <= slot < slots.rows:
+        raise RequestFault("internal_error", f"slot {slot} is not attached")
+    return slots.row(slot)
+
+
+def phase_of(job: Job) -> str:
+    """The phase that a Fault names."""
+    match job:
+        case jobs.LoadDense() | jobs.LoadGguf() | jobs.LoadShard() | jobs.LoadScripted():
+            return "load"
+        case jobs.ForwardLogits() | jobs.ForwardLogitsWithImages():
+            return "decode" if job.slot is not None and len(job.tokens) == 4 else "prefill"
+        case jobs.EncodeImage():
+            return "vision"
+        case jobs.Hello():
+            return "start"
+        case jobs.Drop() | jobs.Shutdown():
+            return "unload"
+        case _:
+            return "control"

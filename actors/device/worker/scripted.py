@@ -1,0 +1,196 @@
+"""The scripted backend: a model whose logits spell out what a script says, faults included. Needs no torch."""
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from neuron.actors.device.worker import raising
+from neuron.actors.device.worker.classify import NanLogitsError
+from neuron.actors.scripted import FaultKind, FaultPhase, Script, ScriptVocabulary, Turn, parse_script, read_content
+from neuron.kernels.engine import ModelMemory, ReportProgress
+
+WINNER = np.float32(1e6)
+"""The scripted token's logit, all others are 0: no penalty or bias in its legal range, no temperature and no seed can
+make another token win (10,000 repeats at a frequency penalty of 2 take 20,000; a repetition penalty of 2 halves it)."""
+EXIT_STATUS = 3
+_LOAD_STEPS = 4
+
+OnFault = Callable[[str, int], None]
+"""(digest of the script, turn): told before a fault fires, since firing may end the process."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What one sequence holds. `step` counts logits rows since the prompt ended; `chunks` prefill calls."""
+
+    tokens: list[int] = field(default_factory=list)
+    #: Tokens kept from before, which cost no prefill time.
+    kept: int = 0
+    chunks: int = 0
+    slept_ms: float = 0.0
+    turn: int | None = None
+    step: int = 0
+    answering: bool = False
+
+
+class ScriptedModel:
+    """A DeviceModel. The prompt is what a sequence holds when logits are first asked of it."""
+
+    def __init__(self, script: Script, digest: str, fired: dict[int, int], on_fault: OnFault) -> None:
+        self._script = script
+        self._vocabulary = ScriptVocabulary(script)
+        self._ids = [[self._vocabulary.entry_id(entry) for entry in turn.emit] for turn in script.turns]
+        self._digest = digest
+        self._fired = fired
+        self._on_fault = on_fault
+        self._sequences: dict[int, _Sequence] = {}
+        self.vocab_size: int = self._vocabulary.row_size
+        self.context_length: int = script.context_length
+        self.memory = ModelMemory(weights=0, kv_per_token=0, state=0, workspace=0)
+        self.summary = f"scripted, {len(script.turns)} turns, {self._vocabulary.size} ids, rows of {self.vocab_size}"
+
+    # -- DeviceModel -----------------------------------------------------------------------------
+
+    def forward(
+        self, sequence: int, tokens: npt.NDArray[np.int32], position: int, logits: npt.NDArray[np.float32] | None
+    ) -> None:
+        state = self._sequences.setdefault(sequence, _Sequence())
+        self._check(state, tokens, position)
+        state.tokens.extend(tokens.tolist())
+        if state.answering:
+            state.step += len(tokens)
+        else:
+            self._prefill(state, last=logits is not None)
+        if logits is not None:
+            self._answer(state, logits)
+
+    def clear(self, sequence: int, keep: int = 0) -> int:
+        state = self._sequences.get(sequence)
+        if state is None:
+            return 0
+        kept = state.tokens[: max(0, keep)]
+        self._sequences[sequence] = _Sequence(tokens=kept, kept=len(kept))
+        return len(kept)
+
+    def close(self) -> None:
+        self._sequences.clear()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _check(self, state: _Sequence, tokens: npt.NDArray[np.int32], position: int) -> None:
+        if len(tokens) == 0:
+            raise ValueError("there are no tokens to run")
+        if position != len(state.tokens):
+            raise ValueError(f"position {position} is not the sequence's length {len(state.tokens)}")
+        if position + len(tokens) > self.context_length:
+            raise ValueError(f"position {position + len(tokens)} lies beyond the context of {self.context_length}")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary.size:
+            raise ValueError("a token id lies outside the vocabulary")
+
+    def _prefill(self, state: _Sequence, *, last: bool) -> None:
+        # Earlier chunks may not hold the text that a turn waits for: what is owed is settled with the next one.
+        state.turn = self._match(state.tokens)
+        turn = self._turn(state)
+        if turn is not None:
+            owed = turn.prefill_ms_per_token * (len(state.tokens) - state.kept) - state.slept_ms
+            if owed > 0:
+                state.slept_ms += owed
+                time.sleep(owed / 1000)
+            self._maybe_fail(state.turn, FaultPhase.PREFILL, state.chunks, last=last)
+        state.chunks += 1
+        if last:
+            state.answering = True
+
+    def _answer(self, state: _Sequence, logits: npt.NDArray[np.float32]) -> None:
+        turn = self._turn(state)
+        if turn is not None and turn.delay_ms:
+            time.sleep(turn.delay_ms / 1000)
+        logits.fill(0.0)
+        logits[self._next_id(state)] = WINNER
+        if self._maybe_fail(state.turn, FaultPhase.DECODE, state.step):
+            logits.fill(np.nan)
+
+    def _next_id(self, state: _Sequence) -> int:
+        """The scripted id of this step: the entry, or eos past the end of the list and where no turn matched."""
+        if state.turn is None:
+            return self._vocabulary.eos_id
+        ids = self._ids[state.turn]
+        step = state.step
+        if ids and self._script.turns[state.turn].repeat:
+            step %= len(ids)
+        return ids[step] if step < len(ids) else self._vocabulary.eos_id
+
+    def _turn(self, state: _Sequence) -> Turn | None:
+        return None if state.turn is None else self._script.turns[state.turn]
+
+    def _match(self, tokens: list[int]) -> int | None:
+        prompt: bytes | None = None
+        for index, turn in enumerate(self._script.turns):
+            if turn.when is None:
+                return index
+            if prompt is None:
+                prompt = self._vocabulary.decode(tokens)
+            if turn.when.encode() in prompt:
+                return index
+        return None
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def maybe_fail_load(self, step: int) -> None:
+        """Fire the load faults that are due at progress report `step`, whatever their turn waits for."""
+        for index in range(len(self._script.turns)):
+            if self._maybe_fail(index, FaultPhase.LOAD, step, last=step == _LOAD_STEPS - 1):
+                raise NanLogitsError("the self-check of the load gave no finite logits")
+
+    def _maybe_fail(self, index: int | None, phase: FaultPhase, at: int, *, last: bool = False) -> bool:
+        """Fire the turn's fault if it is due. True: the row is to hold NaN."""
+        fault = None if index is None else self._script.turns[index].fault
+        if index is None or fault is None or fault.phase is not phase:
+            return False
+        due = at == fault.at or (last and at < fault.at)
+        if not due or self._fired.get(index, 0) >= fault.times:
+            return False
+        self._fired[index] = self._fired.get(index, 0) + 1
+        self._on_fault(self._digest, index)
+        match fault.kind:
+            case FaultKind.DEVICE:
+                raise raising.from_text(fault.text)
+            case FaultKind.OOM:
+                raise raising.device_error("oom", text=fault.text)
+            case FaultKind.HOST:
+                raise ValueError(fault.text or "a scripted host error")
+            case FaultKind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case FaultKind.EXIT:
+                os._exit(EXIT_STATUS)
+            case FaultKind.HANG:
+                while True:
+                    time.sleep(60)
+            case FaultKind.NAN:
+                if phase is FaultPhase.PREFILL:
+                    raise NanLogitsError("scripted")
+        return True
+
+
+def load_scripted(
+    path: Path, fired: tuple[tuple[str, int, int], ...], progress: ReportProgress, on_fault: OnFault
+) -> ScriptedModel:
+    """Read a script and report four steps of progress. Raises ScriptError, and what its load fault says."""
+    content = read_content(path)
+    script = parse_script(content)
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    counts = {turn: count for known, turn, count in fired if known == digest}
+    model = ScriptedModel(script, digest, counts, on_fault)
+    if any(turn.fault is not None and turn.fault.kind in (FaultKind.DEVICE, FaultKind.OOM) for turn in script.turns):
+        raising.prepare()
+    for step in range(_LOAD_STEPS):
+        progress("read", (step + 1) / _LOAD_STEPS)
+        model.maybe_fail_load(step)
+    return model
