@@ -15,8 +15,9 @@ from neuron.actors.daemon import DeviceInfo, PoisonRecord
 from neuron.actors.device import deaths, jobs
 from neuron.actors.device.devices import device_index, known_devices, parse_device
 from neuron.actors.device.host import host_memory, processor_name
-from neuron.actors.device.job_table import LOADS, ErrorFactory, OnProgress, PendingReply, ReplyCounters
+from neuron.actors.device.job_table import ErrorFactory, OnProgress, PendingReply, ReplyCounters
 from neuron.actors.device.jobs import PROTOCOL_VERSION, Job, Ready, Reply, Vram
+from neuron.actors.device.phases import LOADS
 from neuron.actors.device.process import Child, DeviceProcess
 from neuron.actors.device.script_ledger import ScriptLedger
 from neuron.actors.settings import LimitSettings
@@ -156,7 +157,8 @@ class DeviceActor:
         assert death is not None
         if death.expected:
             return
-        self._crashes.append(time.monotonic())
+        if death.crash:
+            self._crashes.append(time.monotonic())
         record = death.record(process.exit_status)
         _log.error(
             "device process died",
@@ -170,7 +172,10 @@ class DeviceActor:
         if process.ready is None:
             return  # It never served: whoever starts it has the error.
         for callback in tuple(self._callbacks):
-            callback(record)
+            try:
+                callback(record)
+            except Exception:  # One listener's defect must not keep the others from knowing.
+                _log.exception("a death callback failed", device=self.device_id)
 
     async def stop(self, timeout_s: float = STOP_SECONDS) -> None:
         """End the process for good: Shutdown, then SIGKILL when it has not gone within `timeout_s`."""

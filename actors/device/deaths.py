@@ -22,6 +22,8 @@ class Death:
     code: int = 0
     phase: str = ""
     expected: bool = False
+    #: Counts toward the limit of restarts (a device that is not there is no crash).
+    crash: bool = True
 
     def record(self, exit_status: str | None, req_id: str | None = None) -> PoisonRecord:
         """The public record; `reason` holds no path and no address."""
@@ -38,7 +40,13 @@ class Death:
 def device_fault(fault: Fault) -> Death:
     text = _PLACE.sub("...", fault.message.strip().partition("\n")[0])[:160]
     reason = fault.reason or fault.name
-    return Death(f"{reason}: {text}" if text else reason, lambda: error_from_fault(fault), fault.code, fault.phase)
+    return Death(
+        f"{reason}: {text}" if text else reason,
+        lambda: error_from_fault(fault),
+        fault.code,
+        fault.phase,
+        crash=fault.name not in ("device_unavailable", "unsupported_device"),
+    )
 
 
 def exited(exit_status: str, signal: str | None, phase: str) -> Death:

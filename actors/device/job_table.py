@@ -10,14 +10,12 @@ import msgspec
 
 from neuron.actors.device import jobs
 from neuron.actors.device.jobs import Fault, Job, Progress, Reply
+from neuron.actors.device.phases import FORWARDS, LOADS
 from neuron.actors.device.replies import error_from_fault
 from neuron.runtime.errors import NeuronError, ProtocolError
 
 OnProgress = Callable[[Progress], None]
 ErrorFactory = Callable[[], NeuronError]
-
-LOADS = (jobs.LoadDense, jobs.LoadGguf, jobs.LoadShard, jobs.LoadScripted)
-FORWARDS = (jobs.ForwardLogits, jobs.ForwardLogitsWithImages)
 
 _TERMINAL: dict[type, type] = {
     jobs.Hello: jobs.Ready,

@@ -11,8 +11,9 @@ import anyio
 
 from neuron.actors.device import deaths, jobs
 from neuron.actors.device.deaths import Death
-from neuron.actors.device.job_table import FORWARDS, LOADS, JobTable, OnProgress, PendingReply, ReplyCounters
+from neuron.actors.device.job_table import JobTable, OnProgress, PendingReply, ReplyCounters
 from neuron.actors.device.jobs import ArchHandle, Fault, Job, Ready, Reply
+from neuron.actors.device.phases import FORWARDS, LOADS, phase_of
 from neuron.actors.settings import LimitSettings
 from neuron.runtime.errors import NeuronError, ProtocolError
 from neuron.runtime.link import Link, LinkClosed
@@ -43,17 +44,6 @@ class Child(Protocol):
     def pid(self) -> int: ...
     async def wait(self) -> ExitLike: ...
     def kill(self) -> None: ...
-
-
-def phase_of(job: Job | None) -> str:
-    """The phase that errors and logs name for a job."""
-    if isinstance(job, LOADS):
-        return "load"
-    if isinstance(job, FORWARDS):
-        return "decode" if job.slot is not None and len(job.tokens) == 4 else "prefill"
-    if job is None:
-        return "idle"
-    return {jobs.EncodeImage: "vision", jobs.Drop: "unload", jobs.Hello: "start"}.get(type(job), "control")
 
 
 class DeviceProcess:
@@ -231,7 +221,7 @@ class DeviceProcess:
         silent = now - self.last_seen
         if head is not None and now - head.started_at > head.limit_s:
             self.end(deaths.unresponsive(head.limit_s, self.phase))
-        elif head is None and silent > STOPPED_BEATS * BEAT_SECONDS:
+        elif (head is None or isinstance(head.job, jobs.QueryVram)) and silent > STOPPED_BEATS * BEAT_SECONDS:
             if silent > SILENT_BEATS * BEAT_SECONDS or is_stopped(self.child.pid):
                 self.end(deaths.unresponsive(round(silent, 1), "idle"))
         elif silent > max(self._limits.step_seconds, STOPPED_BEATS * BEAT_SECONDS) and is_stopped(self.child.pid):

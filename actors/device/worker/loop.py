@@ -3,21 +3,21 @@
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from neuron.actors.device import jobs
-from neuron.actors.device.jobs import PROTOCOL_VERSION, Done, Fault, Job, Loaded, Logits, Progress, Reply
+from neuron.actors.device.jobs import PROTOCOL_VERSION, Done, Fault, Job, Logits, Reply
+from neuron.actors.device.phases import FORWARDS, phase_of
 from neuron.actors.device.worker.classify import NanLogitsError, RequestFault
 from neuron.actors.device.worker.failpoints import Action, Hit, failpoints, inert
 from neuron.actors.device.worker.heartbeat import Heartbeat
+from neuron.actors.device.worker.loads import LoadJob, build_model, loaded
 from neuron.actors.device.worker.platform import Platform, bind
 from neuron.actors.device.worker.slab import Resident, Slab
 from neuron.actors.device.worker.verdicts import conclude, examine
-from neuron.kernels.engine import DeviceModel, LoadSpec
 from neuron.runtime.errors import ProtocolError
 from neuron.runtime.link import BlockingLink, LinkClosed
 from neuron.runtime.logs import get_logger
@@ -26,8 +26,6 @@ EXIT_OK = 0
 EXIT_PROTOCOL = 64
 EXIT_DEVICE_FAULT = 70
 EXIT_ORPHAN = 83
-PROGRESS_SECONDS = 0.1
-"""Progress is sent at most this often, apart from a new stage and the end of one."""
 
 _log = get_logger("neuron.device")
 
@@ -59,9 +57,9 @@ class WorkerLoop:
             jobs.QueryVram: self._query_vram,
             jobs.Probe: self._probe,
             jobs.AttachSlots: self._attach,
-            jobs.LoadDense: self._load_dense,
-            jobs.LoadGguf: self._load_gguf,
-            jobs.LoadScripted: self._load_scripted,
+            jobs.LoadDense: self._load,
+            jobs.LoadGguf: self._load,
+            jobs.LoadScripted: self._load,
             jobs.Drop: self._drop,
             jobs.ClearKv: self._clear_kv,
             jobs.ForwardLogits: self._forward,
@@ -151,7 +149,7 @@ class WorkerLoop:
         except Exception as error:
             failure = examine(error)
             _log.error("job failed", kind=type(job).__name__, reason=failure.classified.rule, exc_info=True)
-        if isinstance(job, (jobs.ForwardLogits, jobs.ForwardLogitsWithImages)):
+        if isinstance(job, FORWARDS):
             self._forget(job)
         fault = conclude(job.job, failure, phase_of(job), self._probe_now)
         return fault
@@ -190,51 +188,17 @@ class WorkerLoop:
         self._slab.attach(job.handle, job.name, job.rows, job.row_bytes)
         return Done(job.job)
 
-    def _load_dense(self, job: jobs.LoadDense) -> Reply:
-        files = tuple(Path(file) for file in job.files)
-        return self._load_weights(job, LoadSpec("safetensors", files, job.max_context, Path(job.config), job.quant))
-
-    def _load_gguf(self, job: jobs.LoadGguf) -> Reply:
-        return self._load_weights(job, LoadSpec("gguf", tuple(Path(file) for file in job.files), job.max_context))
-
-    def _load_weights(self, job: jobs.LoadDense | jobs.LoadGguf, spec: LoadSpec) -> Reply:
-        from neuron.kernels.load import load_model  # Here, so that a process without weights never imports torch.
-
-        return self._load(job, lambda progress: load_model(spec, self._platform.id, progress))
-
-    def _load_scripted(self, job: jobs.LoadScripted) -> Reply:
-        from neuron.actors.device.worker.scripted import load_scripted
-
-        def fired(digest: str, turn: int) -> None:
-            self._link.send(jobs.ScriptFaultFired(0, digest, turn))
-
-        return self._load(job, lambda progress: load_scripted(Path(job.path), job.fired, progress, fired))
-
-    def _load(
-        self,
-        job: jobs.LoadDense | jobs.LoadGguf | jobs.LoadScripted,
-        build: Callable[[Callable[[str, float], None]], DeviceModel],
-    ) -> Reply:
+    def _load(self, job: LoadJob) -> Reply:
         self._slab.check_free(job.handle)
         self._hit("worker.load.begin")
-        model = build(ProgressReports(job.job, self._link.send, self._load_step))
+        model = build_model(job, self._platform.id, self._link.send, self._load_step)
         try:
             self._hit("worker.load.end")
             self._slab.put(job.handle, model)
         except BaseException:
             model.close()
             raise
-        memory = model.memory
-        return Loaded(
-            job.job,
-            model.vocab_size,
-            model.context_length,
-            memory.weights,
-            memory.kv_per_token,
-            memory.state,
-            memory.workspace,
-            model.summary,
-        )
+        return loaded(job.job, model)
 
     def _load_step(self) -> None:
         self._heart.steps += 1
@@ -243,7 +207,7 @@ class WorkerLoop:
     def _drop(self, job: jobs.Drop) -> Reply:
         self._hit("worker.drop")
         self._slab.drop(job.handle)
-        self._platform.probe()
+        self._platform.trim()
         return Done(job.job)
 
     def _clear_kv(self, job: jobs.ClearKv) -> Reply:
@@ -306,43 +270,8 @@ class Garbage(msgspec.Struct, frozen=True):
     text: str
 
 
-class ProgressReports:
-    """Sends a load's progress, thinned; `step` is told of every report."""
-
-    def __init__(self, job: int, send: Callable[[Reply], None], step: Callable[[], None]) -> None:
-        self._job = job
-        self._send = send
-        self._step = step
-        self._stage = ""
-        self._sent_at = 0.0
-
-    def __call__(self, stage: str, fraction: float) -> None:
-        self._step()
-        now = time.monotonic()
-        if stage != self._stage or fraction >= 1.0 or now - self._sent_at >= PROGRESS_SECONDS:
-            self._stage, self._sent_at = stage, now
-            self._send(Progress(self._job, stage, min(max(fraction, 0.0), 1.0)))
-
-
 def _row(resident: Resident, slot: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
     slots = resident.slots
     if slots is None or not 0 <= slot < slots.rows:
         raise RequestFault("internal_error", f"slot {slot} is not attached")
     return slots.row(slot)
-
-
-def phase_of(job: Job) -> str:
-    """The phase that a Fault names."""
-    match job:
-        case jobs.LoadDense() | jobs.LoadGguf() | jobs.LoadShard() | jobs.LoadScripted():
-            return "load"
-        case jobs.ForwardLogits() | jobs.ForwardLogitsWithImages():
-            return "decode" if job.slot is not None and len(job.tokens) == 4 else "prefill"
-        case jobs.EncodeImage():
-            return "vision"
-        case jobs.Hello():
-            return "start"
-        case jobs.Drop() | jobs.Shutdown():
-            return "unload"
-        case _:
-            return "control"

@@ -37,8 +37,11 @@ class Platform(Protocol):
     def facts(self) -> DeviceFacts: ...
     def vram(self, job: int) -> Vram: ...
 
+    def trim(self) -> None:
+        """Give memory that is cached but unused back to the system."""
+
     def probe(self) -> None:
-        """Give cached memory back, then a tiny allocation, computation and synchronisation. Raises when they fail."""
+        """Trim, then a tiny allocation, computation and synchronisation. Raises when they fail."""
 
     def pin(self, slots: SlotSegment) -> None:
         """Let the device write straight into the mapping, where it can."""
@@ -60,6 +63,10 @@ class CpuPlatform:
     def vram(self, job: int) -> Vram:
         memory = host_memory()
         return Vram(job, memory.used_mb, memory.free_mb, memory.total_mb)
+
+    def trim(self) -> None:
+        gc.collect()
+        _trim_heap()
 
     def probe(self) -> None:
         gc.collect()
@@ -113,6 +120,11 @@ class CudaPlatform:
         except (RuntimeError, ImportError, OSError, AssertionError):
             return 0, 0
 
+    def trim(self) -> None:
+        gc.collect()
+        self._torch.cuda.empty_cache()
+        _trim_heap()
+
     def probe(self) -> None:
         gc.collect()
         self._torch.cuda.empty_cache()
@@ -149,6 +161,13 @@ def _import_torch() -> Any:
     except ImportError as error:
         raise RequestFault("device_unavailable", "torch is not installed") from error
     return torch
+
+
+def _trim_heap() -> None:
+    """glibc keeps freed arenas; an unloaded model's staging memory is worth handing back. Elsewhere: nothing."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(ctypes.c_size_t(0))
 
 
 def _address(slots: SlotSegment) -> int:
