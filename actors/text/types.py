@@ -78,6 +78,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
 
     segments: tuple[Segment, ...]
     text: str
+    opens_reasoning: bool = False
 
 
 TemplateVariables = dict[str, Any]

@@ -1,0 +1,123 @@
+"""Renderer: an InferenceRequest becomes a RenderedPrompt, by the model's template in a limited process."""
+
+from typing import Any
+
+import msgspec
+
+from neuron.actors.errors import InvalidValue, VisionUnsupported
+from neuron.actors.request import InferenceRequest
+from neuron.actors.text.build import TextModel
+from neuron.actors.text.content_forms import ContentForms, probe_forms
+from neuron.actors.text.data_marks import DataMarker, choose_marks, data_texts, read_marks, spans_by_search
+from neuron.actors.text.normalise import has_images, template_messages, template_tools, thinking_variables
+from neuron.actors.text.segments import opens_reasoning, to_segments
+from neuron.actors.text.template_kwargs import check_template_kwargs
+from neuron.actors.text.template_pool import TemplatePool
+from neuron.actors.text.types import RenderedPrompt
+
+Json = dict[str, Any]
+
+
+class Renderer:
+    """Shared by all models. `prompt_bytes`: cap on a request's text; the output may have four times as much."""
+
+    def __init__(self, *, processes: int = 2, prompt_bytes: int = 8 << 20) -> None:
+        self._pool = TemplatePool(processes)
+        self._max_bytes = 4 * prompt_bytes
+
+    async def start(self) -> None:
+        """Start the first child ahead of the first request."""
+        await self._pool.start()
+
+    def close(self) -> None:
+        """End the children. Later renders raise ShuttingDown."""
+        self._pool.close()
+
+    @property
+    def pool(self) -> TemplatePool:
+        return self._pool
+
+    async def render(self, model: TextModel, request: InferenceRequest) -> RenderedPrompt:
+        """Segments whose joined text is the template's output, byte for byte.
+
+        Raises InvalidValue (kwargs, unpaired surrogates), VisionUnsupported, TemplateError, TemplateTimeout,
+        TemplateTooLarge, InternalError.
+        """
+        check_template_kwargs(request.template_kwargs)
+        source = model.template.source(with_tools=bool(request.tools))
+        images = has_images(request.messages)
+        forms = await self._forms(model, source, images)
+        messages = template_messages(request.messages, as_parts=images or not forms.text)
+        tools = template_tools(request)
+        knobs = thinking_variables(request, source)
+        control = model.tokenizer.control
+        text = await self._run(model, source, messages, tools, knobs)
+        data = [*data_texts(messages), *data_texts(tools), *data_texts(knobs)]
+        marks = choose_marks(data) if control else None
+        spans: list[tuple[int, int]] = []
+        if marks is not None:
+            marker = DataMarker(control, marks, lenient_texts(model))
+            marked = (marker.messages(messages), marker.value(tools), marker.value(knobs))
+            if marked != (messages, tools, knobs):
+                spans = await self._spans(model, source, text, marked, data, marks)
+        elif control:
+            spans = spans_by_search(text, data, control)
+        segments = to_segments(text, spans)
+        return RenderedPrompt(segments=segments, text=text, opens_reasoning=opens_reasoning(model, segments))
+
+    async def _spans(
+        self, model: TextModel, source: str, text: str, marked: tuple[Any, Any, Any], data: list[str], marks: Any
+    ) -> list[tuple[int, int]]:
+        control = model.tokenizer.control
+        try:
+            rendered, spans = read_marks(await self._run(model, source, *marked), marks, control)
+        except InvalidValue:
+            raise
+        except Exception as error:
+            if getattr(error, "code", "") != "template_error":
+                raise
+            rendered, spans = "", []
+        return spans if rendered == text else spans_by_search(text, data, control)
+
+    async def _forms(self, model: TextModel, source: str, images: bool) -> ContentForms:
+        """How the template takes content; found once per template by rendering two probes."""
+        forms = model.forms.get(source)
+        if forms is None:
+            forms = await probe_forms(lambda messages: self._run(model, source, messages, None, {}))
+            model.forms[source] = forms
+        if images and not forms.parts:
+            raise VisionUnsupported(
+                "The model's chat template takes no images.", param="messages", model_id=model.model_id
+            )
+        return forms
+
+    async def _run(
+        self, model: TextModel, source: str, messages: list[Json], tools: list[Json] | None, knobs: Json
+    ) -> str:
+        variables = {
+            **model.special_tokens,
+            **knobs,
+            "messages": [_with_reasoning_names(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        try:
+            encoded = msgspec.json.encode(variables)
+        except UnicodeEncodeError as error:
+            raise InvalidValue("A message holds an unpaired surrogate.", param="messages") from error
+        except (RecursionError, TypeError, ValueError) as error:
+            raise InvalidValue("The messages cannot be rendered.", param="messages") from error
+        return await self._pool.render(source, encoded, max_bytes=self._max_bytes)
+
+
+def lenient_texts(model: TextModel) -> frozenset[str]:
+    """Marker texts that stay control in assistant history."""
+    pairs = [markers for markers in (model.reasoning, model.tool_call) if markers is not None]
+    return frozenset(text for markers in pairs for text in (markers.open_text, markers.close_text))
+
+
+def _with_reasoning_names(message: Json) -> Json:
+    """Templates read past reasoning as `reasoning_content`, some as `thinking`."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}

@@ -1,0 +1,104 @@
+"""SegmentTokenizer: ids of a rendered prompt from any vocabulary; control tokens only where the template wrote them."""
+
+from collections.abc import Callable, Sequence
+
+from neuron.actors.errors import InvalidValue
+from neuron.actors.text.control import AddedToken, ControlMatcher
+from neuron.actors.text.detokenizer import StreamDetokenizer
+from neuron.actors.text.types import Segment
+
+#: Longest run of text handed to the encoder at once; cut at a line end, so that huge prompts stay linear.
+_CHUNK = 1 << 20
+
+
+class SegmentTokenizer:
+    """`encode_plain` gives the ids of text without control tokens; `begins` is true at the start and after a token."""
+
+    def __init__(
+        self,
+        *,
+        encode_plain: Callable[[str, bool], list[int]],
+        token_bytes: Sequence[bytes],
+        added: Sequence[AddedToken],
+        control: Sequence[AddedToken],
+        eos_ids: frozenset[int],
+        bos_token: str = "",
+        eos_token: str = "",
+        silent_ids: frozenset[int] = frozenset(),
+        strip_blank: bool = False,
+    ) -> None:
+        self.vocab_size = len(token_bytes)
+        self.eos_ids = eos_ids
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.control = ControlMatcher(control)
+        self.special_texts = frozenset(token.text for token in control if token.special)
+        self._encode_plain = encode_plain
+        self._token_bytes = token_bytes
+        self._added = {token.text: token.id for token in added}
+        self._silent = silent_ids | frozenset(token.id for token in added if token.special)
+        self._strip_blank = strip_blank
+        self._pieces = [b"" if index in self._silent else piece for index, piece in enumerate(token_bytes)]
+        self._leaks = ControlMatcher(token for token in control if self._leaks_as_text(token))
+
+    def _leaks_as_text(self, token: AddedToken) -> bool:
+        """True when plain encoding of the text gives the control id (the vocabulary holds it as a whole)."""
+        return token.id in self._encode_plain(token.text, True)
+
+    def encode(self, segments: Sequence[Segment]) -> list[int]:
+        """Ids of the joined text. A control token counts only when it lies inside one control segment."""
+        text = "".join(segment.text for segment in segments)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidValue("The text holds an unpaired surrogate.", param="messages") from error
+        ids: list[int] = []
+        done = position = 0
+        for segment in segments:
+            end = position + len(segment.text)
+            if segment.control:
+                for match in self.control.find(text, max(position, done), end):
+                    self._plain(text[done : match.start], ids, begins=True)
+                    ids.append(match.token_id)
+                    done = match.end
+            position = end
+        self._plain(text[done:], ids, begins=True)
+        return ids
+
+    def _plain(self, text: str, ids: list[int], *, begins: bool) -> None:
+        start = 0
+        for position, token_text in self._leaks.spans(text):
+            middle = position + max(1, len(token_text) // 2)
+            ids.extend(self._encode_plain(text[start:middle], begins))
+            start, begins = middle, False
+        while len(text) - start > _CHUNK:
+            cut = text.rfind("\n", start, start + _CHUNK)
+            end = _line_start(text, cut, start) if cut > start else start + _CHUNK
+            ids.extend(self._encode_plain(text[start:end], begins))
+            start, begins = end, False
+        if start < len(text):
+            ids.extend(self._encode_plain(text[start:], begins))
+
+    def token_id(self, text: str) -> int | None:
+        return self._added.get(text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._token_bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """True for ids that give no text."""
+        return token_id in self._silent
+
+    def detokenizer(self) -> StreamDetokenizer:
+        return StreamDetokenizer(self._piece, strip_blank=self._strip_blank)
+
+    def _piece(self, token_id: int) -> bytes:
+        return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
+
+
+def _line_start(text: str, newline: int, start: int) -> int:
+    """A cut right before the run of blanks that holds `newline`: no pre-tokenizer joins across it backwards."""
+    cut = newline
+    while cut > start + 1 and text[cut - 1].isspace():
+        cut -= 1
+    return cut if cut > start else newline + 1
