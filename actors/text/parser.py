@@ -109,8 +109,11 @@ class StreamParser:
         self._call_id = call_id
         self._sink = DeltaSink()
         self._stops = StopFilter.of(stops)
+        self._call_tags = (CALL_OPEN, CALL_CLOSE)
+        if tool_call is not None:
+            self._call_tags = (tool_call.open_text, tool_call.close_text)
         names = grammar.names if grammar is not None else ()
-        tags = (CALL_OPEN, *(f"<function={name}>" for name in names)) if grammar is not None else ()
+        tags = (self._call_tags[0], *(f"<function={name}>" for name in names)) if grammar is not None else ()
         self._tags = TagFinder(tags)
         self._think_close = TagFinder((THINK_CLOSE,) if reasoning is None else ())
         self._rescans = RESCANS
@@ -367,7 +370,7 @@ class StreamParser:
             return
         self._state = state
         self._block_logprobs = self._sink.noted
-        self._block = CallBlock(self._grammar, tag, declared_only=declared_only)
+        self._block = CallBlock(self._grammar, tag, declared_only=declared_only, tags=self._call_tags)
 
     def _end_block(self, block: CallBlock) -> None:
         self._block = None
@@ -438,12 +441,13 @@ class StreamParser:
             self._revert_trailing()
             return
         self._state = _State.CONTENT
-        end = raw.find(CALL_CLOSE, len(block.opening))
+        closing = self._call_tags[1]
+        end = raw.find(closing, len(block.opening))
         if end < 0 or self._rescans == 0:
             self._content(raw)
             return
         self._rescans -= 1
-        end += len(CALL_CLOSE)
+        end += len(closing)
         self._content(raw[:end])
         self._push(raw[end:])
 

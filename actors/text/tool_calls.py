@@ -56,15 +56,18 @@ class CallBlock:
     grammar: CallGrammar
     opening: str
     declared_only: bool
+    #: The model's own texts around a call.
+    tags: tuple[str, str] = (CALL_OPEN, CALL_CLOSE)
     calls: list[ParsedCall] = field(default_factory=list)
     _raw: list[str] = field(default_factory=list)
     _form: _Form = _Form.UNKNOWN
     _held: str = ""
-    _json: "JsonScanner" = field(default_factory=lambda: JsonScanner())
+    _json: "JsonScanner" = field(init=False)
     _xml: XmlScanner | None = None
 
     def __post_init__(self) -> None:
-        if self.opening != CALL_OPEN and self.opening.startswith(FUNCTION_OPEN):
+        self._json = JsonScanner(self.tags)
+        if self.opening.startswith(FUNCTION_OPEN):
             self._start_xml(wrapped=False)
             self._feed_xml(self.opening)
         else:
@@ -129,7 +132,7 @@ class CallBlock:
 
     def _start_xml(self, *, wrapped: bool) -> None:
         self._form = _Form.XML
-        self._xml = XmlScanner(self.grammar.schemas, wrapped=wrapped)
+        self._xml = XmlScanner(self.grammar.schemas, wrapped=wrapped, tags=self.tags)
 
     def _feed_xml(self, text: str) -> str | None:
         if self._xml is None:
@@ -186,6 +189,7 @@ class CallBlock:
 class JsonScanner:
     """Finds the end of the JSON object and of its block. Tags inside a string belong to the string. Linear."""
 
+    tags: tuple[str, str]
     #: The object is whole and only blank text followed it.
     complete: bool = False
     #: Characters of the object.
@@ -257,12 +261,13 @@ class JsonScanner:
 
     def _in_tag(self, text: str, position: int) -> tuple[int, str | None]:
         """Match the close tag, or, behind a whole object, the next call's opening tag."""
+        opening, closing = self.tags
         tag = self._tag + text[position]
-        if tag == CALL_CLOSE:
+        if tag == closing:
             return position + 1, text[position + 1 :]
-        if tag == CALL_OPEN and self._closed and self.complete:
+        if tag == opening and self._closed and self.complete:
             return position + 1, tag + text[position + 1 :]
-        if CALL_CLOSE.startswith(tag) or CALL_OPEN.startswith(tag):
+        if closing.startswith(tag) or opening.startswith(tag):
             self._tag = tag
             if not self._closed:
                 self.length += 1

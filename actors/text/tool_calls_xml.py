@@ -28,8 +28,6 @@ class TagKind(Enum):
 _FIXED = {
     "</parameter>": TagKind.PARAMETER_END,
     "</function>": TagKind.FUNCTION_END,
-    "</tool_call>": TagKind.CALL_END,
-    "<tool_call>": TagKind.CALL,
 }
 
 
@@ -62,6 +60,8 @@ class XmlScanner:
 
     schemas: dict[str, dict[str, Any]]
     wrapped: bool
+    #: Open and close text of a call.
+    tags: tuple[str, str]
     #: The last function was closed properly and only blank text followed.
     complete: bool = False
     _raw: list[str] = field(default_factory=list)
@@ -159,7 +159,9 @@ class XmlScanner:
     def _on_tag(self, tag: str) -> str | None:
         """A whole tag: the text to give back where the block ended before it, "" where it ended with it."""
         kind, name = _FIXED.get(tag), ""
-        if kind is None:
+        if tag in self.tags:
+            kind = TagKind.CALL if tag == self.tags[0] else TagKind.CALL_END
+        elif kind is None:
             named = _NAMED.fullmatch(tag)
             if named is not None:
                 kind = TagKind.FUNCTION if named[1] == "function" else TagKind.PARAMETER
