@@ -1,0 +1,85 @@
+"""Reads a request body within its limits, before any route sees the request. Called by the edge."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from neuron.actors import limits
+from neuron.actors.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from neuron.actors.settings import LimitSettings
+from neuron.api.context import Headers
+from neuron.api.errors import MalformedHttp
+
+Receive = Callable[[], Awaitable[Any]]
+
+
+class ClientGone(Exception):
+    """The client left before its body was complete; nobody is there to answer."""
+
+
+def check_body_headers(method: str, headers: Headers, raw: list[tuple[bytes, bytes]], settings: LimitSettings) -> None:
+    """What the headers alone already rule out: two lengths, an encoding, a form, a size."""
+    names = [name.lower() for name, _ in raw]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise MalformedHttp("A request cannot have both Content-Length and Transfer-Encoding.")
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType("Compressed request bodies are not accepted.")
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > settings.body_mb * limits.MIB:
+        raise too_large(settings.body_mb)
+    if method == "POST" and not _is_json(headers.get("content-type", "")):
+        raise UnsupportedMediaType("Send 'Content-Type: application/json'.")
+
+
+def too_large(limit_mb: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {limit_mb} MiB.", max_bytes=limit_mb * limits.MIB)
+
+
+def _is_json(content_type: str) -> bool:
+    kind, _, parameters = content_type.lower().partition(";")
+    kind = kind.strip()
+    charset = parameters.replace(" ", "").replace('"', "")
+    if "charset=" in charset and "charset=utf-8" not in charset:
+        return False
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+async def read_body(receive: Receive, settings: LimitSettings) -> bytes:
+    """The whole body. Counted while it arrives; a body that trickles is cut, a large one at a fair pace is not.
+
+    Raises BodyTooLarge, BodyTimeout, ClientGone.
+    """
+    cap = settings.body_mb * limits.MIB
+    parts: list[bytes] = []
+    size = 0
+    started = time.monotonic()
+    while True:
+        allowed = limits.BODY_SECONDS.value + size / limits.BODY_BYTES_PER_SECOND
+        try:
+            async with asyncio.timeout(max(0.0, started + allowed - time.monotonic())):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout("The request body took too long to arrive.") from None
+        if message["type"] != "http.request":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > cap:
+            raise too_large(settings.body_mb)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def discard_body(receive: Receive, *, seconds: float, at_most: int) -> None:
+    """Swallow what a refused client still sends, so that it gets to read the refusal instead of a reset."""
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while size < at_most:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,59 @@
+"""What the edge knows of a request before its body is read; routes take it from the ASGI scope."""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from neuron.actors import limits
+from neuron.api.server.connection import Connection
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]+")
+_TRUE = frozenset({"1", "true", "yes"})
+Headers = dict[str, str]
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """`principal` shares the queue fairly; `connection` is None outside our own listener (in unit tests)."""
+
+    req_id: str
+    principal: str
+    include_thinking: bool
+    connection: Connection | None
+    body: bytes = b""
+    #: Called by the edge once the answer is over or the client gone, whatever happened; must not block.
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def left_because(self) -> str:
+        """Why a client that is gone is gone."""
+        return "slow_client" if self.connection is not None and self.connection.cut else "client_disconnected"
+
+
+def collect_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Names in lower case; of a repeated header the first."""
+    headers: Headers = {}
+    for name, value in raw:
+        headers.setdefault(name.decode("latin1").lower(), value.decode("latin1"))
+    return headers
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own when it is sane, so that it can safely stand in logs and headers; else a fresh one."""
+    sent = headers.get("x-request-id", "")
+    sane = len(sent) <= limits.REQUEST_ID_CHARS.value and _SANE_ID.fullmatch(sent)
+    return sent if sane else new_request_id()
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+def wants_thinking(headers: Headers) -> bool:
+    return headers.get("x-include-thinking", "").strip().lower() in _TRUE
+
+
+def context_of(scope: Any) -> RequestContext:
+    context: RequestContext = scope["state"]["context"]
+    return context

@@ -1,0 +1,91 @@
+"""Hypercorn's HTTP/1.1 protocol, narrowed: no HTTP/2, no upgrades, no WebSocket, and JSON bodies on refusals."""
+
+import h11
+from hypercorn.events import Closed
+from hypercorn.protocol.events import Request
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+
+from neuron.actors.errors import BodyTimeout, HeadersTooLarge
+from neuron.api.errors import MalformedHttp, error_bytes, error_headers
+from neuron.runtime.errors import NeuronError
+
+
+class _RefusedError(Exception):
+    """Leaves Hypercorn's event loop for this connection; carries the status to answer with."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class Http1Protocol(H11Protocol):
+    @property
+    def waiting_for_headers(self) -> bool:
+        """True while a request has begun to arrive and its headers are not complete."""
+        connection = self.connection
+        return (
+            isinstance(connection, h11.Connection)
+            and connection.their_state is h11.IDLE
+            and bool(connection.trailing_data[0])
+        )
+
+    async def refuse(self, status: int) -> None:
+        """Answer what cannot become a request, and close."""
+        if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            await self._send_error_response(status)
+        await self.send(Closed())
+
+    async def _handle_events(self) -> None:
+        try:
+            await super()._handle_events()
+        except _RefusedError as refused:
+            await self.refuse(refused.status)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        # An h2c upgrade is simply not taken up; HTTP/2 with prior knowledge is refused.
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise _RefusedError(505)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        self.stream = HTTPStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode("ascii"),
+                method=request.method.decode("ascii").upper(),
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
+
+    async def _send_error_response(self, status_code: int) -> None:
+        error = _refusal(status_code)
+        body = error_bytes(error)
+        headers = [(name.encode(), value.encode()) for name, value in error_headers(error)]
+        headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        headers += self.config.response_headers("h11")
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def _refusal(status: int) -> NeuronError:
+    if status == 431:
+        return HeadersTooLarge("The request headers are too large.")
+    if status == 408:
+        return BodyTimeout("The request headers took too long to arrive.")
+    if status == 505:
+        return MalformedHttp("This server speaks HTTP/1.1 only.")
+    return MalformedHttp("This is not a well-formed HTTP/1.1 request.")

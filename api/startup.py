@@ -1,0 +1,112 @@
+"""Settings of `serve`: file, environment, command line, in rising precedence; and checks that need no device."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from neuron.actors.device.devices import parse_device
+from neuron.actors.settings import ModelSettings, Settings, SourceKind
+from neuron.actors.sources.configured import check_sources
+from neuron.runtime.config import load_settings
+from neuron.runtime.errors import ConfigError, NeuronError
+from neuron.runtime.logs import parse_level
+
+SYSTEM_FILE = Path("/etc/neuron/neuron.toml")
+ENVIRONMENT = {
+    "NEURON_PREFILL_CHUNK_TOKENS": "limits.prefill_chunk_tokens",
+    "NEURON_MAX_PROMPT_TOKENS": "limits.max_prompt_tokens",
+    "NEURON_MIN_FREE_VRAM_MB": "limits.min_free_vram_mb",
+    "NEURON_USE_CHAT_TEMPLATE": "use_chat_template",
+    "NEURON_DEFAULT_MAX_TOKENS": "limits.default_max_tokens",
+    "NEURON_LOG": "logging.level",
+    "NEURON_HOST": "server.host",
+    "NEURON_PORT": "server.port",
+}
+#: Not keys of the file: set by the environment or the command line only.
+_RESERVED = ("enable_scripted", "use_chat_template")
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says; None and () mean: nothing."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    models: tuple[str, ...] = ()
+    log_level: str | None = None
+    log_format: str | None = None
+    enable_scripted: bool = False
+
+
+def config_path(given: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """--config, else NEURON_CONFIG, else the system's file when it exists."""
+    if given is not None:
+        return given
+    named = environment.get("NEURON_CONFIG", "").strip()
+    if named:
+        return Path(named)
+    return SYSTEM_FILE if SYSTEM_FILE.exists() else None
+
+
+def gather_settings(options: ServeOptions, environment: Mapping[str, str] | None = None) -> Settings:
+    """Raises ConfigError with one line that names the file or variable and the key."""
+    environment = os.environ if environment is None else environment
+    path = config_path(options.config, environment)
+    settings = load_settings(Settings, path, environment, ENVIRONMENT, reserved=_RESERVED)
+    settings = _with_options(settings, options)
+    check_settings(settings)
+    return settings
+
+
+def _with_options(settings: Settings, options: ServeOptions) -> Settings:
+    replace = msgspec.structs.replace
+    server = settings.server
+    if options.host is not None:
+        server = replace(server, host=options.host)
+    if options.port is not None:
+        server = replace(server, port=options.port)
+    logging = settings.logging
+    if options.log_level is not None:
+        logging = replace(logging, level=options.log_level)
+    if options.log_format is not None:
+        logging = replace(logging, format=options.log_format)
+    known = {model.id for model in settings.models}
+    extra = tuple(ModelSettings(id=model) for model in options.models if model not in known)
+    return replace(
+        settings,
+        server=server,
+        logging=logging,
+        models=settings.models + extra,
+        enable_scripted=options.enable_scripted,
+    )
+
+
+def check_settings(settings: Settings) -> None:
+    """What the schema cannot say. Raises ConfigError."""
+    parse_level(settings.logging.level)
+    if settings.logging.format not in ("json", "console"):
+        raise ConfigError("logging.format must be json or console.")
+    if not 0 <= settings.server.port <= 65535:
+        raise ConfigError("server.port must be between 0 and 65535.")
+    check_sources(settings)
+    for name, source in settings.sources.items():
+        if source.kind is SourceKind.SCRIPTED and not settings.enable_scripted:
+            raise ConfigError(f"sources.{name}: the scripted backend needs --enable-scripted.")
+    _check_limits(settings)
+    for model in settings.models:
+        for device in model.devices:
+            try:
+                parse_device(device, model_id=model.id)
+            except NeuronError as error:
+                raise ConfigError(f"model {model.id}: {error.message}") from error
+
+
+def _check_limits(settings: Settings) -> None:
+    limits = settings.limits
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        least = 0 if name in ("min_free_vram_mb", "per_principal", "queue_per_model", "queue_total") else 1
+        if value is not None and value < (least if isinstance(value, int) else 0.01):
+            raise ConfigError(f"limits.{name} must be at least {least}.")

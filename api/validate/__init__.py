@@ -1,0 +1,1 @@
+"""Request bodies to InferenceRequest and LoadRequest: every field is checked once, here."""
