@@ -87,9 +87,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, HasShape], format: 
             raise FormatError(kind, f"Tensor {name} is {list(tensor.shape)}, and {list(shape)} by the model's config.")
         dtype = getattr(tensor, "dtype", None)
         if dtype is not None and dtype not in _READ_DTYPES:
-            raise FormatError(
-                FormatKind.UNSUPPORTED_MODEL, f"Tensor {name} is stored as {dtype}; this is not supported."
-            )
+            raise FormatError(FormatKind.UNSUPPORTED_MODEL, f"Tensor {name} of type {dtype} is not supported.")
     ignored = _leftover(expected, tensors, format, kind, tied)
     return TensorCheck(prefix, tied, ignored)
 

@@ -59,18 +59,23 @@ def open_gguf(files: Sequence[Path]) -> GgufSet:
     if not files:
         raise FormatError(FormatKind.INVALID_GGUF, "No GGUF file was given.")
     parts = [GgufFile.open(path) for path in files]
-    first = parts[0]
-    check_split([part.metadata for part in parts], [len(part.tensors) for part in parts], [p.name for p in files])
+    names = [path.name for path in files]
+    check_split([part.metadata for part in parts], [len(part.tensors) for part in parts], names)
     if len(parts) == 1:
-        return first
+        return parts[0]
+    tensors = merge_parts([part.tensors for part in parts], names)
+    return GgufSet(tuple(part._parts[0] for part in parts), parts[0].metadata, tensors)
+
+
+def merge_parts(tables: Sequence[Mapping[str, GgufTensor]], names: Sequence[str]) -> Mapping[str, GgufTensor]:
+    """Tensors of all parts under one name space. Raises FormatError(invalid_gguf) for a tensor in two parts."""
     tensors: dict[str, GgufTensor] = {}
-    for number, (part, path) in enumerate(zip(parts, files, strict=True)):
-        for name, tensor in part.tensors.items():
+    for number, (table, file) in enumerate(zip(tables, names, strict=True)):
+        for name, tensor in table.items():
             if name in tensors:
-                raise invalid(path.name, f"tensor {shown(name)} is in another part too.")
+                raise invalid(file, f"tensor {shown(name)} is in another part too.")
             tensors[name] = msgspec.structs.replace(tensor, part=number)
-    mapped = tuple(part._parts[0] for part in parts)
-    return GgufSet(mapped, first.metadata, MappingProxyType(tensors))
+    return MappingProxyType(tensors)
 
 
 def check_split(metadata: Sequence[Metadata], tensor_counts: Sequence[int], names: Sequence[str]) -> None:

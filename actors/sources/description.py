@@ -1,0 +1,114 @@
+"""Description: what a model is, told by its config and its weight files' headers alone. Pure; raises FormatError."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from neuron.kernels.formats.errors import FormatError, FormatKind
+from neuron.kernels.formats.expected import GGUF, SAFETENSORS, check_tensors
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.gguf import check_split, merge_parts
+from neuron.kernels.formats.gguf_config import config_from_gguf
+from neuron.kernels.formats.gguf_header import GgufHeader, GgufTensor, Metadata
+from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.safetensors import FP8, merge_headers
+from neuron.kernels.formats.safetensors_header import SafetensorsTensor
+from neuron.kernels.formats.shard_index import ShardIndex, check_index
+
+#: In-situ quantisations of safetensors, by the name that jobs carry.
+IN_SITU: Mapping[str, GgmlType] = {
+    name: GgmlType[name.upper()] for name in ("bf16", "f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+}
+_FLOAT_BYTES = 4
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """`matrix_bytes` and `vector_bytes`: resident memory of the weights on one device, before any sharding."""
+
+    config: ModelConfig
+    matrix_bytes: int
+    vector_bytes: int
+    stored_quant: str
+    notes: tuple[str, ...] = ()
+
+
+class _Headers(msgspec.Struct, frozen=True):
+    metadata: Metadata
+    tensors: Mapping[str, GgufTensor]
+
+
+def describe_gguf(headers: Sequence[GgufHeader], names: Sequence[str]) -> Description:
+    """The model in GGUF files `names` (all parts in order). Raises FormatError for anything that would not load."""
+    check_split([header.metadata for header in headers], [len(header.tensors) for header in headers], names)
+    tensors = merge_parts([header.tensors for header in headers], names)
+    config = config_from_gguf(_Headers(headers[0].metadata, tensors))
+    check = check_tensors(config, tensors, GGUF)
+    matrices = vectors = 0
+    types: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        if name in check.ignored:
+            continue
+        if len(tensor.shape) > 1:
+            matrices += tensor.nbytes
+            types[tensor.ggml_type.name] += tensor.nbytes
+        else:
+            vectors += tensor.shape[0] * _FLOAT_BYTES
+    return Description(
+        config=config,
+        matrix_bytes=matrices,
+        vector_bytes=vectors,
+        stored_quant=types.most_common(1)[0][0],
+        notes=_notes(check.ignored),
+    )
+
+
+def describe_dense(
+    config_json: bytes,
+    headers: Sequence[Mapping[str, SafetensorsTensor]],
+    index: ShardIndex | None,
+    quant: str | None,
+) -> Description:
+    """The model in safetensors files, as it will be resident after the in-situ quantisation `quant`."""
+    config = parse_config(config_json)
+    if not headers:
+        raise FormatError(FormatKind.CORRUPT_WEIGHTS, "There is no weight file.")
+    tensors = merge_headers(headers)
+    notes = check_index(index, tensors) if index is not None else ()
+    check = check_tensors(config, tensors, SAFETENSORS)
+    matrices = vectors = 0
+    types: Counter[str] = Counter()
+    for name, tensor in tensors.items():
+        if name in check.ignored or name.endswith("_scale_inv"):
+            continue
+        elements = 1
+        for size in tensor.shape:
+            elements *= size
+        if len(tensor.shape) == 2:
+            matrices += _resident(tensor, elements, quant)
+            types[tensor.dtype] += tensor.nbytes
+        else:
+            vectors += elements * _FLOAT_BYTES
+    stored = types.most_common(1)[0][0]
+    return Description(
+        config=config,
+        matrix_bytes=matrices,
+        vector_bytes=vectors,
+        stored_quant="fp8" if stored == FP8 else stored.lower(),
+        notes=(*notes, *_notes(check.ignored)),
+    )
+
+
+def _resident(tensor: SafetensorsTensor, elements: int, quant: str | None) -> int:
+    if quant is not None:
+        kind = IN_SITU[quant]
+        # Rows that are not whole blocks stay as they are.
+        if tensor.shape[-1] % kind.block_size == 0:
+            return kind.nbytes(elements)
+    # FP8 is expanded to bfloat16.
+    return elements * 2 if tensor.dtype == FP8 else tensor.nbytes
+
+
+def _notes(ignored: tuple[str, ...]) -> tuple[str, ...]:
+    return (f"{len(ignored)} tensors are not used (first: {ignored[0]}).",) if ignored else ()

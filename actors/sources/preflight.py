@@ -1,0 +1,212 @@
+"""Preflight: would this model load, and with how much memory? Answered from headers alone, before any device work."""
+
+from pathlib import Path
+
+import msgspec
+
+from neuron.actors.errors import DoesNotFit, InvalidConfig, PreflightError, TpRequiresSafetensors
+from neuron.actors.scripted import ScriptError, ScriptVocabulary, read_script
+from neuron.actors.sources.artifact import Format, ModelArtifact
+from neuron.actors.sources.budget import PREFILL_CHUNK_TOKENS, Budget, largest_context, make_budget
+from neuron.actors.sources.description import Description, describe_dense, describe_gguf
+from neuron.actors.sources.failures import typed_failures
+from neuron.actors.sources.heads import check_sharding
+from neuron.actors.sources.plan import Plan
+from neuron.kernels.formats.errors import FormatKind
+from neuron.kernels.formats.gguf_header import parse_gguf_header
+from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES
+from neuron.kernels.formats.mapped_file import open_mapped
+from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.safetensors_header import parse_safetensors_header
+
+#: A context that nobody would call one; less than this does not fit.
+MIN_CONTEXT = 256
+
+
+class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load would come to. Encodes to JSON as it is. `context_length` is what the load will be given."""
+
+    model_id: str
+    source_id: str
+    format: Format
+    architecture: str | None
+    context_length: int
+    max_position: int
+    largest_context: int
+    vocab_size: int
+    files: tuple[str, ...]
+    tensor_parallel: int = 1
+    quant: str | None = None
+    stored_quant: str | None = None
+    budget: Budget | None = None
+    config: ModelConfig | None = None
+    notes: tuple[str, ...] = ()
+
+
+def preflight(
+    artifact: ModelArtifact,
+    *,
+    tensor_parallel: int | None = None,
+    max_context: int | None = None,
+    free_bytes: int | None = None,
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+) -> PreflightReport:
+    """Check a model whose files are local. `free_bytes`: on each of its devices, None when unknown. Blocking.
+
+    Raises PreflightError subclasses: unsound files, an architecture that is not served, heads that do not divide,
+    DoesNotFit (with the largest context that would).
+    """
+    if artifact.format is Format.SCRIPTED:
+        return _scripted(artifact)
+    if artifact.format is Format.GGUF and (tensor_parallel or 1) > 1:
+        raise TpRequiresSafetensors(
+            "Tensor parallelism needs safetensors.", model_id=artifact.model_id, tp_size=tensor_parallel
+        )
+    with typed_failures(artifact.model_id):
+        description = _describe(artifact)
+    check_sharding(description.config, tensor_parallel, artifact.model_id)
+    return _report(
+        description,
+        artifact.model_id,
+        artifact.source_id,
+        artifact.format,
+        tuple(path.name for path in artifact.weight_files),
+        quant=artifact.quant,
+        stored_quant=artifact.stored_quant,
+        ranks=tensor_parallel or 1,
+        max_context=max_context,
+        free_bytes=free_bytes,
+        chunk_tokens=prefill_chunk_tokens,
+    )
+
+
+def report_of_plan(
+    plan: Plan,
+    *,
+    tensor_parallel: int | None = None,
+    max_context: int | None = None,
+    free_bytes: int | None = None,
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+) -> PreflightReport:
+    """The same report from a plan, of which no weight was fetched."""
+    report = _report(
+        plan.description,
+        plan.model_id.bare,
+        plan.model_id.qualified,
+        plan.selection.format,
+        plan.weights,
+        quant=plan.selection.quant,
+        stored_quant=plan.selection.stored_quant,
+        ranks=tensor_parallel or 1,
+        max_context=max_context,
+        free_bytes=free_bytes,
+        chunk_tokens=prefill_chunk_tokens,
+    )
+    return msgspec.structs.replace(report, notes=plan.notes)
+
+
+def _describe(artifact: ModelArtifact) -> Description:
+    if artifact.format is Format.GGUF:
+        mapped = [open_mapped(path, FormatKind.INVALID_GGUF) for path in artifact.weight_files]
+        gguf = [parse_gguf_header(memoryview(file.buffer), file.size, file.name) for file in mapped]
+        return describe_gguf(gguf, [file.name for file in mapped])
+    mapped = [open_mapped(path, FormatKind.CORRUPT_WEIGHTS) for path in artifact.weight_files]
+    dense = [parse_safetensors_header(memoryview(file.buffer), file.size, file.name) for file in mapped]
+    return describe_dense(_config_json(artifact.directory / "config.json"), dense, None, artifact.quant)
+
+
+def _config_json(path: Path) -> bytes:
+    mapped = open_mapped(path, FormatKind.INVALID_CONFIG)
+    return bytes(mapped.buffer[: MAX_CONFIG_BYTES + 1])
+
+
+def _report(
+    description: Description,
+    model_id: str,
+    source_id: str,
+    format: Format,
+    files: tuple[str, ...],
+    *,
+    quant: str | None,
+    stored_quant: str | None,
+    ranks: int,
+    max_context: int | None,
+    free_bytes: int | None,
+    chunk_tokens: int,
+) -> PreflightReport:
+    config = description.config
+
+    def budget_of(context: int) -> Budget:
+        return make_budget(
+            config,
+            matrix_bytes=description.matrix_bytes,
+            vector_bytes=description.vector_bytes,
+            context_length=context,
+            ranks=ranks,
+            chunk_tokens=chunk_tokens,
+            free_bytes=free_bytes,
+        )
+
+    largest = largest_context(budget_of(0), config.max_position)
+    wanted = min(max_context or config.max_position, config.max_position)
+    needed = wanted if max_context is not None else min(MIN_CONTEXT, config.max_position)
+    if largest < needed:
+        raise _does_not_fit(budget_of(needed), needed, largest, model_id)
+    context = min(wanted, largest)
+    return PreflightReport(
+        model_id=model_id,
+        source_id=source_id,
+        format=format,
+        architecture=config.architecture.value,
+        context_length=context,
+        max_position=config.max_position,
+        largest_context=largest,
+        vocab_size=config.vocab_size,
+        files=files,
+        tensor_parallel=ranks,
+        quant=quant,
+        stored_quant=stored_quant or description.stored_quant,
+        budget=budget_of(context),
+        config=config,
+        notes=description.notes,
+    )
+
+
+def _does_not_fit(budget: Budget, context: int, largest: int, model_id: str) -> DoesNotFit:
+    mib = 1 << 20
+    smaller = f"max_context: {largest}" if largest >= MIN_CONTEXT else "Use a smaller quant or more devices."
+    return DoesNotFit(
+        f"{budget.total_bytes // mib} MiB are needed for a context of {context} tokens, and "
+        f"{(budget.free_bytes or 0) // mib} MiB are free.",
+        model_id=model_id,
+        suggestion=smaller,
+        needed_bytes=budget.total_bytes,
+        free_bytes=budget.free_bytes,
+        weights_bytes=budget.weights_bytes,
+        kv_bytes_per_token=budget.kv_bytes_per_token,
+        state_bytes=budget.state_bytes,
+        workspace_bytes=budget.workspace_bytes,
+        largest_context=largest,
+    )
+
+
+def _scripted(artifact: ModelArtifact) -> PreflightReport:
+    path = artifact.weight_files[0]
+    try:
+        script = read_script(path)
+        vocabulary = ScriptVocabulary(script)
+    except ScriptError as error:
+        raise InvalidConfig(str(error), model_id=artifact.model_id) from error
+    except OSError as error:
+        raise PreflightError("The script cannot be read.", model_id=artifact.model_id) from error
+    return PreflightReport(
+        model_id=artifact.model_id,
+        source_id=artifact.source_id,
+        format=artifact.format,
+        architecture=None,
+        context_length=script.context_length,
+        max_position=script.context_length,
+        largest_context=script.context_length,
+        vocab_size=vocabulary.row_size,
+        files=(path.name,),
+    )
