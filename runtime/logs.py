@@ -12,7 +12,9 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
@@ -39,6 +41,11 @@ class Level(IntEnum):
 _CHATTY = ("asyncio", "httpcore", "httpx", "numba", "PIL", "urllib3", "filelock", "hpack")
 
 
+#: A child's line that is no event is logged in pieces of this size.
+_PIECE_BYTES = 8 * 1024
+
+
+@dataclass(slots=True)
 class _State:
     """What `configure_logging` sets for the whole process."""
 
@@ -46,26 +53,29 @@ class _State:
     console: bool = False
     colours: bool = False
     #: Keys on every event.
-    fixed: Mapping[str, Any] = {}
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     writer: LineWriter | None = None
     reported_drops: int = 0
 
 
+_state = _State()
+
+
 def _emit(line: bytes) -> None:
-    writer = _State.writer
+    writer = _state.writer
     if writer is None:
         sys.stderr.write(line.decode("utf-8", "replace") + "\n")
         return
-    if writer.dropped > _State.reported_drops:
-        lost, _State.reported_drops = writer.dropped - _State.reported_drops, writer.dropped
+    if writer.dropped > _state.reported_drops:
+        lost, _state.reported_drops = writer.dropped - _state.reported_drops, writer.dropped
         report: Event = {"event": "log lines dropped", "logger": __name__, "lines": lost, "lines_total": writer.dropped}
         writer.write(_render("warning", report))
     writer.write(line)
 
 
 def _render(level: str, event: Event) -> bytes:
-    full: Event = {"level": level, **event, "pid": os.getpid(), **_State.fixed}
-    return render_console(full, colours=_State.colours) if _State.console else render_json(full)
+    full: Event = {"level": level, **event, "pid": os.getpid(), **_state.fixed}
+    return render_console(full, colours=_state.colours) if _state.console else render_json(full)
 
 
 def _process(_sink: Any, level: str, event: Any) -> bytes:
@@ -85,23 +95,23 @@ class Logger(structlog.BoundLoggerBase):
     """A bound logger; `bind(key=value)` gives one with more keys. Below the configured level a call does nothing."""
 
     def trace(self, event: str, **keys: Any) -> None:
-        if _State.threshold <= Level.TRACE:
+        if _state.threshold <= Level.TRACE:
             self._proxy_to_logger("trace", event, **keys)
 
     def debug(self, event: str, **keys: Any) -> None:
-        if _State.threshold <= Level.DEBUG:
+        if _state.threshold <= Level.DEBUG:
             self._proxy_to_logger("debug", event, **keys)
 
     def info(self, event: str, **keys: Any) -> None:
-        if _State.threshold <= Level.INFO:
+        if _state.threshold <= Level.INFO:
             self._proxy_to_logger("info", event, **keys)
 
     def warning(self, event: str, **keys: Any) -> None:
-        if _State.threshold <= Level.WARNING:
+        if _state.threshold <= Level.WARNING:
             self._proxy_to_logger("warning", event, **keys)
 
     def error(self, event: str, **keys: Any) -> None:
-        if _State.threshold <= Level.ERROR:
+        if _state.threshold <= Level.ERROR:
             self._proxy_to_logger("error", event, **keys)
 
     def critical(self, event: str, **keys: Any) -> None:
@@ -118,7 +128,7 @@ def get_logger(name: str) -> Logger:
 
 
 def is_enabled(level: Level) -> bool:
-    return _State.threshold <= level
+    return _state.threshold <= level
 
 
 def parse_level(text: str) -> Level:
@@ -135,19 +145,22 @@ def configure_logging(level: str, format: str = "json", *, device: str | None = 
 
     Raises ConfigError for an unknown level or format. May be called again.
     """
+    global _state
     threshold = parse_level(level)
     if format not in ("json", "console"):
         raise ConfigError(f"unknown log format '{format[:40]}' (json or console).")
-    if _State.writer is None:
+    if _state.writer is None:
         atexit.register(flush_logs, 1.0)
     else:
-        _State.writer.close(1.0)
-    _State.writer = LineWriter(fd)
-    _State.reported_drops = 0
-    _State.threshold = threshold
-    _State.console = format == "console"
-    _State.colours = _State.console and os.isatty(fd) and not os.environ.get("NO_COLOR")
-    _State.fixed = {} if device is None else {"device": device}
+        _state.writer.close(1.0)
+    console = format == "console"
+    _state = _State(
+        threshold=threshold,
+        console=console,
+        colours=console and os.isatty(fd) and not os.environ.get("NO_COLOR"),
+        fixed={} if device is None else {"device": device},
+        writer=LineWriter(fd),
+    )
     if threading.current_thread() is threading.main_thread():
         # A closed log pipe must be an error code of a write, never the end of the process.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -161,15 +174,38 @@ def configure_logging(level: str, format: str = "json", *, device: str | None = 
     _route_uncaught()
 
 
+@contextmanager
+def redirected(fd: int, level: str = "trace", format: str = "json") -> Iterator[None]:
+    """For tests: log to `fd` within the block; everything that `configure_logging` changes is put back at its end."""
+    global _state
+    before, _state = _state, _State()
+    root = logging.getLogger()
+    levels = {name: logging.getLogger(name).level for name in (None, *_CHATTY)}
+    handlers, structlog_before = list(root.handlers), structlog.get_config()
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning
+    try:
+        configure_logging(level, format, fd=fd)
+        yield
+    finally:
+        if _state.writer is not None:
+            _state.writer.close(5.0)
+        _state = before
+        structlog.configure(**structlog_before)
+        root.handlers[:] = handlers
+        for name, old in levels.items():
+            logging.getLogger(name).setLevel(old)
+        sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning = hooks
+
+
 def flush_logs(timeout_s: float = 1.0) -> None:
     """Wait, at most `timeout_s` seconds, until queued lines are out. For use just before os._exit."""
-    if _State.writer is not None:
-        _State.writer.flush(timeout_s)
+    if _state.writer is not None:
+        _state.writer.flush(timeout_s)
 
 
 def dropped_lines() -> int:
     """Log lines lost since the start because stderr was broken, full or too slow."""
-    return 0 if _State.writer is None else _State.writer.dropped
+    return 0 if _state.writer is None else _state.writer.dropped
 
 
 def relay_child_line(line: bytes, **keys: Any) -> bool:
@@ -179,9 +215,11 @@ def relay_child_line(line: bytes, **keys: Any) -> bool:
     """
     event = revive(line)
     if event is None:
-        _log.warning("worker stderr", line=line.decode("utf-8", "replace"), **keys)
-    elif _State.console:
-        _emit(render_console(event, colours=_State.colours))
+        for start in range(0, len(line), _PIECE_BYTES):
+            piece = line[start : start + _PIECE_BYTES].decode("utf-8", "replace")
+            _log.warning("worker stderr", line=piece, **keys)
+    elif _state.console:
+        _emit(render_console(event, colours=_state.colours))
     else:
         _emit(line)
     return event is not None

@@ -16,7 +16,7 @@ import msgspec
 
 from neuron.runtime import logs
 
-_MAX_LINE_BYTES = 32 * 1024
+_MAX_LINE_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _READ_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
