@@ -1,0 +1,93 @@
+"""Softmax attention of single tokens over a cache, for compiled code: rope, cache write, split scores, combination."""
+# mypy: allow-untyped-defs, allow-untyped-decorators
+
+import math
+
+from neuron.kernels.jit import inlined
+from neuron.kernels.quant.memory import load_f32, store_f32
+from neuron.kernels.quant.products import add_scaled_row, dot_row, narrow_row
+from neuron.kernels.quant.vector import add_scaled_f32, exponentials, largest, scale_by, scaled_product
+
+#: Positions whose scores are held at once by one thread, per head of a group.
+TILE = 128
+
+
+@inlined
+def root_mean_square(x, count, epsilon):
+    """1 / rms of `count` floats."""
+    return 1.0 / math.sqrt(dot_row(0, x, x, count) / count + epsilon)
+
+
+@inlined
+def rotate(x, table, rotary_dim, adjacent):
+    """Turn the first `rotary_dim` floats at `x` in place. `table`: cosines, then sines, rotary_dim / 2 each."""
+    half = rotary_dim // 2
+    for i in range(half):
+        first = x + (8 * i if adjacent == 1 else 4 * i)
+        second = first + (4 if adjacent == 1 else 4 * half)
+        cosine, sine = load_f32(table + 4 * i), load_f32(table + 4 * (half + i))
+        a, b = load_f32(first), load_f32(second)
+        store_f32(first, a * cosine - b * sine)
+        store_f32(second, b * cosine + a * sine)
+
+
+@inlined
+def prepare_head(x, norm, table, shape):
+    """Norm (address of its weight, or 0) and rope of one head of q or k, in place."""
+    if norm != 0:
+        factor = root_mean_square(x, shape.head_dim, shape.epsilon)
+        scaled_product(x, norm, factor, x, shape.head_dim)
+    rotate(x, table, shape.rotary_dim, shape.adjacent)
+
+
+@inlined
+def attend(q, keys, values, first, last, shape, scores, out):
+    """One query head over positions first <= p < last. `out`: peak score, sum of exponentials, head_dim floats.
+
+    Online softmax over tiles (https://arxiv.org/abs/2205.14135).
+    """
+    dim, kind = shape.head_dim, shape.kv_kind
+    step = dim * shape.kv_size
+    target = out + 8
+    for i in range(dim):
+        store_f32(target + 4 * i, 0.0)
+    peak, total = -math.inf, 0.0
+    for start in range(first, last, TILE):
+        count = min(TILE, last - start)
+        padded = (count + 15) // 16 * 16
+        for i in range(count):
+            store_f32(scores + 4 * i, dot_row(kind, keys + (start + i) * step, q, dim) * shape.scale)
+        for i in range(count, padded):
+            store_f32(scores + 4 * i, -math.inf)
+        higher = max(peak, largest(scores, padded))
+        correction = math.exp(peak - higher)
+        scale_by(target, correction, dim)
+        total = total * correction + exponentials(scores, higher, padded)
+        peak = higher
+        for i in range(count):
+            add_scaled_row(kind, values + (start + i) * step, load_f32(scores + 4 * i), target, dim)
+    store_f32(out, peak)
+    store_f32(out + 4, total)
+
+
+@inlined
+def combine(parts, splits, part_bytes, dim, out):
+    """Join the `splits` partial results of one query head at `parts` into `out` float32 [dim]."""
+    peak = load_f32(parts)
+    for s in range(1, splits):
+        peak = max(peak, load_f32(parts + s * part_bytes))
+    total = 0.0
+    for i in range(dim):
+        store_f32(out + 4 * i, 0.0)
+    for s in range(splits):
+        part = parts + s * part_bytes
+        weight = math.exp(load_f32(part) - peak)
+        total += weight * load_f32(part + 4)
+        add_scaled_f32(part + 8, weight, out, dim)
+    scale_by(out, 1.0 / total, dim)
+
+
+@inlined
+def write_row(x, address, shape):
+    """One head's key or value into the cache."""
+    narrow_row(shape.kv_kind, x, address, shape.head_dim)

@@ -1,0 +1,138 @@
+"""Workspace: every buffer that a forward call needs, allocated once per model; the shape and table of the step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from neuron.kernels.attention.step import TILE
+from neuron.kernels.decoder import plan
+from neuron.kernels.decoder.plan import StepBuffers, StepShape
+from neuron.kernels.decoder.weights import DecoderWeights
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.threads import Team
+from neuron.kernels.weights.matrix import Bytes, Matrix, aligned_bytes
+
+#: Most rows of one compiled step. Above it, prefill by matrix products takes over.
+STEP_ROWS = 16
+#: Most rows of one pass of prefill.
+PREFILL_ROWS = 512
+
+
+class Arena:
+    """Aligned buffers by name; they live as long as the arena."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Bytes] = {}
+
+    def take(self, name: str, size: int) -> int:
+        """`size` zeroed bytes; their address."""
+        block = aligned_bytes(max(size, 64))
+        block[:] = 0
+        self._held[name] = block
+        return block.ctypes.data
+
+    def array(self, name: str) -> Bytes:
+        return self._held[name]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in self._held.values())
+
+
+@dataclass(slots=True)
+class Workspace:
+    arena: Arena
+    shape: StepShape
+    buffers: StepBuffers
+    table: npt.NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.arena.nbytes + self.table.nbytes
+
+
+def step_shape(config: ModelConfig, kv_kind: GgmlType, context: int, embedding_rows: int) -> StepShape:
+    head_bytes = context * config.head_dim * kv_kind.type_size
+    return StepShape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        layers=config.num_layers,
+        vocab=embedding_rows,
+        rotary_dim=config.rope.rotary_dim,
+        adjacent=int(config.rope.adjacent_pairs),
+        kv_kind=int(kv_kind),
+        kv_size=kv_kind.type_size,
+        kv_head_bytes=head_bytes,
+        kv_layer_bytes=2 * config.num_kv_heads * head_bytes,
+        scale=config.head_dim**-0.5,
+        epsilon=config.rms_norm_eps,
+    )
+
+
+def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepShape, team: Team) -> Workspace:
+    """Buffers for STEP_ROWS rows of the step; `x`, `rope` and `positions` also serve PREFILL_ROWS of prefill."""
+    arena = Arena()
+    rows, threads = STEP_ROWS, team.threads
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widest = -(-max(config.hidden_size, config.intermediate_size, query) // 32) * 32
+    part = config.num_heads * threads * (config.head_dim + 2) * 4
+    buffers = StepBuffers(
+        barrier=team.barrier_state,
+        x=arena.take("x", PREFILL_ROWS * config.hidden_size * 4),
+        query=arena.take("query", rows * query * 4),
+        key=arena.take("key", rows * key * 4),
+        value=arena.take("value", rows * key * 4),
+        gate=arena.take("gate", rows * config.intermediate_size * 4),
+        up=arena.take("up", rows * config.intermediate_size * 4),
+        product=arena.take("product", rows * config.hidden_size * 4),
+        partial=arena.take("partial", rows * part),
+        rope=arena.take("rope", PREFILL_ROWS * config.rope.rotary_dim * 4),
+        positions=arena.take("positions", PREFILL_ROWS * 8),
+        caches=arena.take("caches", PREFILL_ROWS * 8),
+        normed=arena.take("normed", threads * rows * widest * 4),
+        quants=arena.take("quants", threads * rows * widest * 2),
+        scales=arena.take("scales", threads * rows * widest // 8),
+        sums=arena.take("sums", threads * rows * widest // 8),
+        scores=arena.take("scores", threads * TILE * 4),
+        private_normed=rows * widest * 4,
+        private_quants=rows * widest * 2,
+        private_scales=rows * widest // 8,
+        private_scores=TILE * 4,
+        normed_step=widest * 4,
+        quants_step=widest * 2,
+        scales_step=widest // 8,
+    )
+    return Workspace(arena, shape, buffers, _table(config, weights))
+
+
+def _table(config: ModelConfig, weights: DecoderWeights) -> npt.NDArray[np.int64]:
+    table = np.zeros((config.num_layers + 1, plan.WIDTH), dtype=np.int64)
+    full = 0
+    for index, layer in enumerate(weights.layers):
+        row = table[index]
+        if config.layer_kinds[index] is LayerKind.FULL:
+            row[plan.LAYER_KIND], row[plan.CACHE_LAYER] = plan.FULL, full
+            full += 1
+        else:
+            row[plan.LAYER_KIND] = plan.LINEAR
+        for role, column in plan.MATRIX_ROLES.items():
+            if role in layer.matrices:
+                describe(row, column, layer.matrices[role])
+        for role, column in plan.VECTOR_ROLES.items():
+            if role in layer.vectors:
+                row[column] = layer.vectors[role].ctypes.data
+    top = table[config.num_layers]
+    describe(top, plan.EMBEDDING, weights.embedding)
+    describe(top, plan.HEAD, weights.head)
+    top[plan.FINAL_NORM] = weights.norm.ctypes.data
+    return table
+
+
+def describe(row: npt.NDArray[np.int64], column: int, matrix: Matrix) -> None:
+    """Write a matrix's four columns."""
+    row[column : column + 4] = (int(matrix.kind), matrix.address, matrix.row_bytes, matrix.rows)

@@ -1,0 +1,157 @@
+"""DecoderModel: a resident decoder-only transformer, the DeviceModel of the CPU."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from neuron.kernels.attention.cache import KvCache
+from neuron.kernels.attention.rope import Rope
+from neuron.kernels.decoder.buffers import PREFILL_ROWS, STEP_ROWS, Workspace
+from neuron.kernels.decoder.prefill import Prefill
+from neuron.kernels.decoder.step import run_head, run_step
+from neuron.kernels.decoder.weights import DecoderWeights
+from neuron.kernels.engine import ModelMemory
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.threads import Team
+
+#: From this length on, one token's attention is split over threads by position as well as by head.
+_SPLIT_LENGTH = 64
+
+
+class DecoderModel:
+    """Implements kernels.engine.DeviceModel. A sequence's cache is made at its first token and reused after `clear`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        workspace: Workspace,
+        prefill: Prefill,
+        rope: Rope,
+        team: Team,
+        context_length: int,
+        kv_kind: GgmlType,
+        summary: str,
+    ) -> None:
+        self.config = config
+        self.vocab_size = weights.embedding.rows
+        self.context_length = context_length
+        self.summary = summary
+        self.memory = ModelMemory(
+            weights=weights.nbytes,
+            kv_per_token=config.kv_elements_per_token * kv_kind.type_size,
+            state=config.state_bytes,
+            workspace=workspace.nbytes + prefill.nbytes,
+        )
+        self._workspace, self._prefill, self._rope, self._team = workspace, prefill, rope, team
+        self._weights: DecoderWeights | None = weights
+        self._kv_kind = kv_kind
+        self._caches: dict[int, KvCache] = {}
+        self._free: list[KvCache] = []
+        arena = workspace.arena
+        self._positions = arena.array("positions").view(np.int64)
+        self._addresses = arena.array("caches").view(np.int64)
+        rotary = config.rope.rotary_dim
+        self._rope_table = arena.array("rope").view(np.float32).reshape(PREFILL_ROWS, 2, rotary // 2)
+
+    def forward(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+    ) -> None:
+        """See DeviceModel.forward. Nothing has changed when it raises ValueError."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        self._check(sequence, tokens, position, logits)
+        cache = self._cache(sequence)
+        for start in range(0, len(tokens), PREFILL_ROWS):
+            part = tokens[start : start + PREFILL_ROWS]
+            last = start + PREFILL_ROWS >= len(tokens)
+            self._part(cache, part, logits if last else None)
+
+    def clear(self, sequence: int, keep: int = 0) -> int:
+        """See DeviceModel.clear. Memory of an emptied cache goes back to the system."""
+        cache = self._caches.get(sequence)
+        if cache is None:
+            return 0
+        held = cache.truncate(keep)
+        if held == 0:
+            self._free.append(self._caches.pop(sequence))
+        return held
+
+    def length(self, sequence: int) -> int:
+        """Tokens that `sequence` holds."""
+        cache = self._caches.get(sequence)
+        return 0 if cache is None else cache.length
+
+    def close(self) -> None:
+        """See DeviceModel.close."""
+        for cache in (*self._caches.values(), *self._free):
+            cache.close()
+        self._caches.clear()
+        self._free.clear()
+        self._team.close()
+        self._weights = None
+        empty = np.empty(0, dtype=np.int64)
+        self._positions, self._addresses = empty, empty
+        self._rope_table = np.empty((0, 2, 0), dtype=np.float32)
+        del self._workspace, self._prefill
+
+    def _part(self, cache: KvCache, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None) -> None:
+        space, n = self._workspace, len(tokens)
+        first = cache.length
+        positions = np.arange(first, first + n, dtype=np.int64)
+        self._positions[:n] = positions
+        self._addresses[:n] = cache.address
+        self._rope.table(positions, self._rope_table[:n])
+        rows = 0 if logits is None else 1
+        target = 0 if logits is None else logits.ctypes.data
+        if n <= STEP_ROWS:
+            splits = self._splits(n, first + n)
+            self._team.run(run_step, n, splits, tokens, space.table, space.shape, space.buffers, target, rows)
+        else:
+            with torch.inference_mode():
+                self._prefill.run(tokens, cache)
+            if rows:
+                self._team.run(run_head, n, space.table, space.shape, space.buffers, target, rows)
+        cache.length = first + n
+
+    def _splits(self, n: int, length: int) -> int:
+        threads = self._team.threads
+        even = (n * self.config.num_kv_heads) % threads == 0
+        return 1 if even or length < _SPLIT_LENGTH else threads
+
+    def _cache(self, sequence: int) -> KvCache:
+        cache = self._caches.get(sequence)
+        if cache is None:
+            cache = self._free.pop() if self._free else self._new_cache()
+            self._caches[sequence] = cache
+        return cache
+
+    def _new_cache(self) -> KvCache:
+        full = sum(kind is LayerKind.FULL for kind in self.config.layer_kinds)
+        shape = self._workspace.shape
+        return KvCache(self._kv_kind, full, shape.kv_heads, shape.head_dim, self.context_length)
+
+    def _check(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+    ) -> None:
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise ValueError("tokens must be a row of at least one id")
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
+            raise ValueError(f"a token id is outside the vocabulary of {self.vocab_size}")
+        held = self.length(sequence)
+        if position != held:
+            raise ValueError(f"position {position} is not the sequence's length {held}")
+        if position + tokens.size > self.context_length:
+            raise ValueError(f"{position + tokens.size} tokens are beyond the context of {self.context_length}")
+        if logits is not None and (
+            logits.shape != (self.vocab_size,) or logits.dtype != np.float32 or not logits.flags.c_contiguous
+        ):
+            raise ValueError(f"logits must be contiguous float32 [{self.vocab_size}]")

@@ -1,0 +1,93 @@
+"""DecoderWeights: everything a decoder holds, by role, and the loader that fills it tensor by tensor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.weights.matrix import Floats, Matrix
+from neuron.kernels.weights.names import Names
+from neuron.kernels.weights.reader import Convert, WeightReader
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """Matrices and float32 vectors of one layer under the roles of weights.names."""
+
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    vectors: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class DecoderWeights:
+    embedding: Matrix
+    #: The embedding itself when the head is tied.
+    head: Matrix
+    norm: Floats
+    layers: list[LayerWeights]
+
+    @property
+    def tied(self) -> bool:
+        return self.head is self.embedding
+
+    @property
+    def nbytes(self) -> int:
+        total = self.embedding.nbytes + self.norm.nbytes + (0 if self.tied else self.head.nbytes)
+        for layer in self.layers:
+            total += sum(matrix.nbytes for matrix in layer.matrices.values())
+            total += sum(vector.nbytes for vector in layer.vectors.values())
+        return total
+
+
+def load_weights(
+    config: ModelConfig,
+    reader: WeightReader,
+    names: Names,
+    tied: bool,
+    convert: Convert | None,
+    report: Callable[[float], None],
+) -> DecoderWeights:
+    """Read a checked model. One tensor is in flight at a time; `convert` is applied to matrices."""
+
+    def matrix(name: str) -> Matrix:
+        read = reader.matrix(name)
+        return read if convert is None else convert(read)
+
+    def norm(name: str) -> Floats:
+        weight = reader.vector(name)
+        if config.zero_centred_norms:
+            weight += 1.0
+        return weight
+
+    embedding = matrix(names.top("embedding"))
+    head = embedding if tied else matrix(names.top("head"))
+    layers: list[LayerWeights] = []
+    for index in range(config.num_layers):
+        layers.append(_layer(config, reader, names, index, matrix, norm))
+        report((index + 1) / config.num_layers)
+    return DecoderWeights(embedding, head, norm(names.top("norm")), layers)
+
+
+def _layer(
+    config: ModelConfig,
+    reader: WeightReader,
+    names: Names,
+    index: int,
+    matrix: Callable[[str], Matrix],
+    norm: Callable[[str], Floats],
+) -> LayerWeights:
+    layer = LayerWeights()
+    roles = ["gate", "up", "down"]
+    norms = ["attn_norm", "ffn_norm"]
+    biases = ["gate_bias", "up_bias", "down_bias"] if config.mlp_bias else []
+    if config.layer_kinds[index] is LayerKind.FULL:
+        roles += ["q", "k", "v", "o"]
+        norms += ["q_norm", "k_norm"] if config.qk_norm else []
+        biases += ["q_bias", "k_bias", "v_bias"] if config.attention_bias else []
+        biases += ["o_bias"] if config.attention_out_bias else []
+    for role in roles:
+        layer.matrices[role] = matrix(names.layer(role, index))
+    for role in norms:
+        layer.vectors[role] = norm(names.layer(role, index))
+    for role in biases:
+        layer.vectors[role] = reader.vector(names.layer(role, index))
+    return layer

@@ -1,0 +1,101 @@
+"""load_model: files to a resident DeviceModel on a CPU device. The one entry of this package for device processes."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from neuron.kernels.attention.rope import build_rope
+from neuron.kernels.decoder.buffers import build_workspace, step_shape
+from neuron.kernels.decoder.model import DecoderModel
+from neuron.kernels.decoder.prefill import Prefill
+from neuron.kernels.decoder.weights import load_weights
+from neuron.kernels.engine import DeviceModel, LoadSpec, ReportProgress
+from neuron.kernels.errors import UnsupportedLoad
+from neuron.kernels.formats.expected import GGUF, ROPE_FREQUENCIES, SAFETENSORS, check_tensors
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.gguf import open_gguf
+from neuron.kernels.formats.gguf_config import config_from_gguf
+from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.formats.safetensors import SafetensorsSet
+from neuron.kernels.threads import Team, default_threads
+from neuron.kernels.weights.names import Names
+from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader, converter
+
+
+def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads: int | None = None) -> DeviceModel:
+    """Check, read and build the model of `spec` on `device` ("cpu", "cpu:N").
+
+    Nothing of the files stays mapped. Raises formats.errors.FormatError (damaged or unknown files, before weights
+    are read) and kernels.errors.LoadError (what cannot be run here).
+    """
+    if not device.startswith("cpu"):
+        raise UnsupportedLoad("unsupported_device", f"Models cannot be loaded on {device} by this build.")
+    if spec.world_size != 1:
+        raise UnsupportedLoad("tensor_parallel_unavailable", "Tensor-parallel shards cannot be loaded by this build.")
+    team = Team(threads or default_threads())
+    try:
+        return _load(spec, team, progress)
+    except BaseException:
+        team.close()
+        raise
+
+
+def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
+    torch.set_num_threads(team.threads)
+    convert = converter(spec.quant, team)
+    config, reader, tied, names = _open(spec, team)
+    if LayerKind.LINEAR in config.layer_kinds:
+        raise UnsupportedLoad("unsupported_architecture", "Gated DeltaNet layers cannot be run by this build.")
+    exact = spec.quant is not None and spec.quant.lower() == "f32"
+    kv_kind = GgmlType.F32 if exact else GgmlType.F16
+    factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
+    weights = load_weights(config, reader, names, tied, convert, lambda done: progress("read", done))
+    context = max(1, min(spec.max_context, config.max_position))
+    shape = step_shape(config, kv_kind, context, weights.embedding.rows)
+    workspace = build_workspace(config, weights, shape, team)
+    prefill = Prefill(config, weights, workspace, team, exact=exact)
+    rope = build_rope(config.rope, config.max_position, factors)
+    summary = _summary(config, context, kv_kind, team)
+    model = DecoderModel(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
+    progress("compile", 0.0)
+    warm_up(model)
+    progress("compile", 1.0)
+    return model
+
+
+def warm_up(model: DecoderModel) -> None:
+    """Run both paths once, so that everything is compiled and the buffers are in memory."""
+    logits = np.empty(model.vocab_size, dtype=np.float32)
+    for count in (1, 17):
+        if count <= model.context_length:
+            model.forward(-1, np.zeros(count, dtype=np.int32), 0, logits)
+            model.clear(-1)
+
+
+def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, Names]:
+    reader: WeightReader
+    if spec.format == GGUF:
+        opened = open_gguf(spec.files)
+        config = config_from_gguf(opened)
+        found = check_tensors(config, opened.tensors, GGUF)
+        reader = GgufReader(opened, team)
+    elif spec.format == SAFETENSORS:
+        if spec.config is None:
+            raise UnsupportedLoad("invalid_model_config", "A safetensors model needs its config.json.")
+        config = parse_config(Path(spec.config).read_bytes())
+        dense = SafetensorsSet.open(spec.files)
+        found = check_tensors(config, dense.tensors, SAFETENSORS)
+        reader = SafetensorsReader(dense, team)
+    else:
+        raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
+    return config, reader, found.tied, Names(config, spec.format, found.prefix)
+
+
+def _summary(config: ModelConfig, context: int, kv_kind: GgmlType, team: Team) -> str:
+    return (
+        f"{config.architecture.value}: {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}, context {context}, "
+        f"KV {kv_kind.name.lower()}, {team.threads} threads"
+    )
