@@ -25,9 +25,11 @@ from neuron.actors.events import (
     ToolCallStart,
 )
 from neuron.actors.request import InferenceRequest, ToolChoice
+from neuron.actors.text.parser_channels import MAX_NEWLINES, ContentChannel, ReasoningChannel
 from neuron.actors.text.parser_output import DeltaSink
 from neuron.actors.text.parser_stops import StopFilter
 from neuron.actors.text.parser_tags import TagFinder
+from neuron.actors.text.parser_trailing import TrailingCalls
 from neuron.actors.text.tool_calls import CALL_CLOSE, CALL_OPEN, CallBlock, CallGrammar, ParsedCall
 from neuron.actors.text.types import Markers, OutputParser
 
@@ -108,7 +110,8 @@ class StreamParser:
         self._one_call = one_call
         self._call_id = call_id
         self._sink = DeltaSink()
-        self._stops = StopFilter.of(stops)
+        self._content = ContentChannel(self._sink, StopFilter.of(stops))
+        self._thought = ReasoningChannel(self._sink)
         self._call_tags = (CALL_OPEN, CALL_CLOSE)
         if tool_call is not None:
             self._call_tags = (tool_call.open_text, tool_call.close_text)
@@ -119,19 +122,12 @@ class StreamParser:
         self._rescans = RESCANS
         self._block: CallBlock | None = None
         self._block_logprobs = 0
-        self._trailing = ""  # raw text of whole calls inside reasoning
-        self._trailing_calls: list[ParsedCall] = []
-        self._skip_newlines = False
-        self._newlines = ""  # withheld at the end of reasoning
-        self._blank = ""  # withheld after a call
-        self._after_call = False
-        self._fresh = True  # nothing of the reasoning was shown yet
-        self._line_start = True
+        self._trailing = TrailingCalls()
+        self._start = ""  # withheld while reasoning may still open
         self._announce = opens_reasoning
         self._state = _State.CONTENT if reasoning is not None else _State.START
         if opens_reasoning:
             self._state = _State.REASONING
-            self._skip_newlines = True
 
     # -- the two entries
 
@@ -150,7 +146,7 @@ class StreamParser:
                 if mark in self._tool_texts():
                     self._sink.note(logprob)
                 self._push_mark(mark)
-        if was_reasoning or self._in_reasoning():
+        if token_id >= 0 and (was_reasoning or self._in_reasoning()):
             self.reasoning_tokens += 1
         return self._sink.take()
 
@@ -160,8 +156,7 @@ class StreamParser:
         self._open_announced()
         while True:
             if self._state is _State.START:
-                self._content(self._tags_start_release())
-                self._state = _State.CONTENT
+                self._say(self._end_start())
             if self._state in (_State.BLOCK, _State.CANDIDATE):
                 self._finish_block(truncated=truncated)
                 if self._state is _State.BLOCK:
@@ -173,13 +168,11 @@ class StreamParser:
             else:
                 self._deliver_trailing()
         if self._state is _State.REASONING:
-            self._reason(self._think_close.release())
-            self._newlines = ""
+            self._thought.push(self._think_close.release())
+            self._thought.end()
         elif not self.stopped:
-            self._content(self._tags.release())
-            self._end_content()
-        self._blank = ""
-        self._sink.forget()
+            self._say(self._tags.release())
+            self._content.pause()
         return self._sink.take()
 
     # -- dispatch
@@ -207,8 +200,7 @@ class StreamParser:
     def _push_mark(self, mark: str) -> None:
         """A marker arrived as its own id; `mark` is its text."""
         if self._state is _State.START:
-            self._content(self._tags_start_release())
-            self._state = _State.CONTENT
+            self._say(self._end_start())
         reasoning = self._reasoning
         if self._state is _State.CANDIDATE and reasoning is not None and mark == reasoning.close_text:
             self._abandon_candidate()
@@ -229,41 +221,43 @@ class StreamParser:
         if self._state is _State.TRAILING and not opens:
             self._revert_trailing()
         if self._state is _State.REASONING:
-            self._reason(self._think_close.release())
+            self._thought.push(self._think_close.release())
         if self._state in (_State.REASONING, _State.TRAILING):
-            if opens and self._grammar is not None and self._reasoning is not None and self._line_start:
+            if opens and self._grammar is not None and self._reasoning is not None and self._thought.line_start:
                 self._begin_block(mark, _State.CANDIDATE, declared_only=True)
             else:
-                self._reason(mark)
+                self._thought.push(mark)
             return
-        self._content(self._tags.release())
+        self._say(self._tags.release())
         if opens and self._grammar is not None:
             self._begin_block(mark, _State.BLOCK, declared_only=False)
         else:
-            self._content(mark)
+            self._say(mark)
 
     # -- text in each state
 
     def _start_text(self, text: str) -> str:
         """No single-id marker: reasoning opens where the answer begins with `<think>`."""
-        self._blank += text
-        stripped = self._blank.lstrip()
-        if stripped.startswith(THINK_OPEN):
-            self._blank = ""
-            self._open_reasoning(THINK_OPEN)
-            return stripped[len(THINK_OPEN) :]
-        if THINK_OPEN.startswith(stripped):
-            return ""
-        self._state = _State.CONTENT
-        return self._tags_start_release()
+        self._start += text
+        stripped = self._start.lstrip()
+        if len(self._start) - len(stripped) <= MAX_NEWLINES:
+            if stripped.startswith(THINK_OPEN):
+                self._start = ""
+                self._open_reasoning(THINK_OPEN)
+                return stripped[len(THINK_OPEN) :]
+            if THINK_OPEN.startswith(stripped):
+                return ""
+        return self._end_start()
 
-    def _tags_start_release(self) -> str:
-        held, self._blank = self._blank, ""
+    def _end_start(self) -> str:
+        """The answer does not begin with reasoning; what was withheld is content."""
+        self._state = _State.CONTENT
+        held, self._start = self._start, ""
         return held
 
     def _content_text(self, text: str) -> str:
         before, tag, rest = self._tags.push(text)
-        self._content(before)
+        self._say(before)
         if tag is None or self.stopped:
             return ""
         self._begin_block(tag, _State.BLOCK, declared_only=self._tool_call is not None)
@@ -271,7 +265,7 @@ class StreamParser:
 
     def _reasoning_text(self, text: str) -> str:
         before, tag, rest = self._think_close.push(text)
-        self._reason(before)
+        self._thought.push(before)
         if tag is None:
             return ""
         self._close_reasoning(tag)
@@ -288,45 +282,18 @@ class StreamParser:
         return rest
 
     def _trailing_text(self, text: str) -> str:
-        if text.isspace():
-            self._trailing += text
+        if self._trailing.blank(text):
             return ""
         self._revert_trailing()
         return text
 
     # -- channels
 
-    def _content(self, text: str) -> None:
-        if self._skip_newlines:
-            text = text.lstrip("\n")
-            if not text:
-                return
-            self._skip_newlines = False
-        if self._after_call:
-            self._blank += text
-            if not text or self._blank.isspace():
-                return
-            text, self._blank, self._after_call = self._blank, "", False
-        self._sink.text(self._stops.push(text))
-        if self._stops.matched is not None:
-            self.stopped, self.stop_sequence = True, self._stops.matched
-
-    def _end_content(self) -> None:
-        self._sink.text(self._stops.release())
-
-    def _reason(self, text: str) -> None:
-        if self._skip_newlines:
-            text = text.lstrip("\n")
-            if text:
-                self._skip_newlines = False
-        if not text:
-            return
-        self._fresh = False
-        whole = self._newlines + text
-        shown = whole.rstrip("\n")
-        self._newlines = whole[len(shown) :]
-        self._line_start = bool(self._newlines)
-        self._sink.text(shown, reasoning=True)
+    def _say(self, text: str) -> None:
+        self._content.push(text)
+        matched = self._content.stops.matched
+        if matched is not None:
+            self.stopped, self.stop_sequence = True, matched
 
     def _in_reasoning(self) -> bool:
         return self._state in (_State.REASONING, _State.CANDIDATE, _State.TRAILING)
@@ -342,12 +309,12 @@ class StreamParser:
             self._revert_trailing()
         if self._state is _State.REASONING:
             return
-        self._content(self._tags.release())
+        self._say(self._tags.release())
         if self.stopped:
             return
-        self._end_content()
+        self._content.pause()
         self._state = _State.REASONING
-        self._skip_newlines, self._fresh, self._line_start = True, True, True
+        self._thought.begin()
         self._sink.event(ReasoningOpened(mark))
 
     def _close_reasoning(self, mark: str) -> None:
@@ -355,13 +322,13 @@ class StreamParser:
         if self._state is _State.TRAILING:
             self._revert_trailing()
         if self._state is not _State.REASONING:
-            self._content(self._tags.release())
+            self._say(self._tags.release())
             return
-        self._newlines = ""
+        self._thought.end()
         self._sink.event(ReasoningClosed(mark))
         self._sink.forget()
         self._state = _State.CONTENT
-        self._skip_newlines = True
+        self._content.after_reasoning()
 
     # -- tool calls
 
@@ -369,31 +336,28 @@ class StreamParser:
         if self._grammar is None:
             return
         self._state = state
+        self._sink.cut()
         self._block_logprobs = self._sink.noted
         self._block = CallBlock(self._grammar, tag, declared_only=declared_only, tags=self._call_tags)
 
     def _end_block(self, block: CallBlock) -> None:
         self._block = None
         if self._state is _State.CANDIDATE:
-            if block.calls:
-                self._state = _State.TRAILING
-                self._trailing += block.raw()
-                self._trailing_calls.extend(block.calls)
-            else:
-                self._state = _State.TRAILING
-                self._trailing += block.raw()
+            self._state = _State.TRAILING
+            self._trailing.add(block.raw(), block.calls)
+            if not block.calls:
                 self._revert_trailing()
             return
         self._state = _State.CONTENT
         if block.calls:
             self._deliver(block.calls)
         else:
-            self._content(block.raw())
+            self._say(block.raw())
 
     def _deliver(self, calls: list[ParsedCall]) -> None:
-        self._end_content()
+        self._content.pause()
         self._sink.forget(self._block_logprobs)
-        self._blank, self._after_call, self._skip_newlines = "", True, False
+        self._content.after_call()
         for call in calls:
             index = self.tool_calls
             self._sink.event(ToolCallStart(index, self._call_id(), call.name))
@@ -406,24 +370,21 @@ class StreamParser:
                 return
 
     def _deliver_trailing(self) -> None:
-        calls, self._trailing_calls, self._trailing = self._trailing_calls, [], ""
-        self._newlines = ""
+        self._thought.end()
         self._sink.event(ReasoningClosed(self._reasoning.close_text if self._reasoning else THINK_CLOSE))
         self._state = _State.CONTENT
         self._block_logprobs = 0
-        self._deliver(calls)
+        self._deliver(self._trailing.take_calls())
 
     def _revert_trailing(self) -> None:
         """The calls inside reasoning were followed by more: they were only thought about."""
-        raw, self._trailing = self._trailing, ""
-        self._trailing_calls.clear()
         self._state = _State.REASONING
-        self._reason(raw)
+        self._thought.push(self._trailing.take_text())
 
     def _abandon_candidate(self) -> None:
         block, self._block = self._block, None
         if block is not None:
-            self._trailing += block.raw()
+            self._trailing.add(block.raw(), [])
         self._revert_trailing()
 
     def _finish_block(self, *, truncated: bool) -> None:
@@ -437,18 +398,18 @@ class StreamParser:
         raw = block.raw()
         self._block = None
         if self._state is _State.CANDIDATE:
-            self._trailing += raw
+            self._trailing.add(raw, [])
             self._revert_trailing()
             return
         self._state = _State.CONTENT
         closing = self._call_tags[1]
         end = raw.find(closing, len(block.opening))
         if end < 0 or self._rescans == 0:
-            self._content(raw)
+            self._say(raw)
             return
         self._rescans -= 1
         end += len(closing)
-        self._content(raw[:end])
+        self._say(raw[:end])
         self._push(raw[end:])
 
     def _mark_text(self, token_id: int) -> str | None:

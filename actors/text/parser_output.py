@@ -34,6 +34,10 @@ class DeltaSink:
         self._reasoning = reasoning
         self._pieces.append(text)
 
+    def cut(self) -> None:
+        """The next text starts a delta of its own."""
+        self._close()
+
     def event(self, delta: Delta) -> None:
         self._close()
         self._out.append(delta)

@@ -13,6 +13,8 @@ from neuron.actors.text.tool_calls_typing import typed_value
 
 #: The longest tag, names included.
 MAX_TAG = 300
+#: Blank characters after a bare `</function>` that may still be followed by a stray close tag.
+MAX_BLANK = 1024
 _NAMED = re.compile(r"<(function|parameter)=([^<>\n]{1,256})>")
 
 
@@ -111,6 +113,8 @@ class XmlScanner:
                 return True
             self._note_gap()
         elif self._bare_end():
+            if len(self._blank) + len(text) > MAX_BLANK:
+                return True
             self._blank += text
             return False
         self._append(text)
