@@ -182,6 +182,11 @@ class DeviceActor:
         self._closed = True
         await self._end_process(timeout_s)
 
+    async def release(self, timeout_s: float = STOP_SECONDS) -> None:
+        """End the process, if any, and with it all it holds; the next `ensure_started` starts a fresh one."""
+        async with self._lock:
+            await self._end_process(timeout_s)
+
     async def restart(self, timeout_s: float = STOP_SECONDS) -> Ready:
         """End the process, if any, and start a fresh one. Whoever waits on the old one gets ShuttingDown."""
         await self._end_process(timeout_s)

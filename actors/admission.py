@@ -1,0 +1,71 @@
+"""Admission: how long a prompt and an answer may be, and whether the device has memory left. One arithmetic for all.
+
+Used by the registry (gates before any device work), by loading (how much context to build) and by the model list.
+"""
+
+import msgspec
+
+from neuron.actors.daemon import DeviceInfo
+from neuron.actors.errors import ContextLengthExceeded, InsufficientVram
+from neuron.actors.settings import LimitSettings
+
+#: Prompt cap when the configuration names none (NEURON_MAX_PROMPT_TOKENS).
+DEFAULT_MAX_PROMPT_TOKENS = 16384
+#: Bytes of rendered prompt per allowed token; more cannot fit and is refused before it is tokenised.
+BYTES_PER_TOKEN = 8
+
+
+class ContextLimits(msgspec.Struct, frozen=True):
+    """Tokens. `context`: prompt and answer together; `input`: the prompt alone; `output`: the answer alone."""
+
+    context: int
+    input: int
+    output: int
+
+    def check_prompt(self, prompt_len: int) -> None:
+        """Raises ContextLengthExceeded."""
+        if prompt_len > self.input:
+            raise ContextLengthExceeded(prompt_len, self.input)
+
+    def check_bytes(self, prompt_bytes: int) -> None:
+        """Refuses text that is far past the cap without tokenising it; the count given is a lower estimate."""
+        if prompt_bytes > BYTES_PER_TOKEN * self.input:
+            raise ContextLengthExceeded(prompt_bytes // BYTES_PER_TOKEN, self.input)
+
+    def new_tokens(self, requested: int | None, prompt_len: int) -> int:
+        """How many tokens may be generated: clamped to the context, one at least after a prompt that fills it."""
+        wanted = self.output if requested is None else requested
+        return min(wanted, max(1, self.context - prompt_len))
+
+
+def prompt_cap(settings: LimitSettings) -> int:
+    return settings.max_prompt_tokens or DEFAULT_MAX_PROMPT_TOKENS
+
+
+def planned_context(asked: int | None, settings: LimitSettings) -> int:
+    """Positions to build the KV cache for at most: what was asked, else the prompt cap plus a whole default answer."""
+    return asked if asked is not None else prompt_cap(settings) + settings.default_max_tokens
+
+
+def derive_limits(context: int, settings: LimitSettings) -> ContextLimits:
+    """`context` is what the resident model was built for."""
+    return ContextLimits(
+        context=context,
+        input=min(context, prompt_cap(settings)),
+        output=min(context, settings.default_max_tokens),
+    )
+
+
+def has_memory_figure(device: DeviceInfo) -> bool:
+    """Only accelerators are gated by memory; host memory is the operating system's business."""
+    return not device.id.startswith("cpu") and device.vram_total_mb > 0
+
+
+def check_memory(device: DeviceInfo, settings: LimitSettings) -> None:
+    """Raises InsufficientVram when the cached free memory is below the floor."""
+    if has_memory_figure(device) and device.vram_free_mb < settings.min_free_vram_mb:
+        raise InsufficientVram(
+            "The device has too little free memory for another request right now.",
+            free_mb=device.vram_free_mb,
+            required_mb=settings.min_free_vram_mb,
+        )

@@ -1,0 +1,253 @@
+"""Loader: from a model id to a Resident. Sources, preflight and text first; the device only once they agree."""
+
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from neuron.actors.admission import derive_limits, has_memory_figure, planned_context
+from neuron.actors.daemon import DeviceInfo, LoadRequest
+from neuron.actors.device.jobs import (
+    ArchHandle,
+    AttachSlots,
+    ClearKv,
+    Drop,
+    ForwardLogits,
+    Job,
+    LoadDense,
+    Loaded,
+    LoadGguf,
+    LoadScripted,
+    Logits,
+    Progress,
+)
+from neuron.actors.errors import ModelNotFound, NanLogits, PreflightError
+from neuron.actors.load_job import LoadJob
+from neuron.actors.ports import DevicePort
+from neuron.actors.resident import MIB, Resident
+from neuron.actors.session import SEQUENCE
+from neuron.actors.settings import ModelSettings, Settings, SourceKind
+from neuron.actors.sources.artifact import Format, ModelArtifact
+from neuron.actors.sources.configured import configured_sources
+from neuron.actors.sources.ids import ModelId, parse_model_id
+from neuron.actors.sources.preflight import PreflightReport, preflight
+from neuron.actors.sources.resolve import preflight_remote, resolve, resolve_now
+from neuron.actors.text.build import TextModel, load_text_model
+from neuron.runtime.errors import NeuronError, ProtocolError
+from neuron.runtime.logs import get_logger
+from neuron.runtime.shm import SlotSegment
+
+log = get_logger(__name__)
+
+#: Rows of the logits segment: one is read while the next step is written.
+SLOT_ROWS = 2
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """`own` is the model's [[models]] entry, if it has one; `spec` is complete already."""
+
+    model_id: ModelId
+    spec: LoadRequest
+    own: ModelSettings | None
+
+    @property
+    def device_id(self) -> str | None:
+        return self.spec.devices[0] if self.spec.devices else None
+
+
+class Loader:
+    """One for the daemon; handles are never reused."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._handles = itertools.count(1)
+
+    async def load(self, model_id: str, plan: LoadPlan, device: DevicePort, device_id: str, job: LoadJob) -> Resident:
+        """Raises PreflightError before any device work, or the device's own typed error."""
+        job.report("resolve", 0.0)
+        artifact = await self._resolve(plan, job)
+        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, device)
+        job.report("tokenizer", 0.0)
+        text = await anyio.to_thread.run_sync(self._text, artifact)
+        job.report("device", 0.0)
+        await device.ensure_started()
+        handle = ArchHandle(next(self._handles))
+        try:
+            loaded = await self._load_weights(device, handle, artifact, plan, report, job)
+            slots = await _attach(device, handle, loaded)
+            try:
+                if artifact.format is not Format.SCRIPTED:
+                    await _self_check(device, handle, slots, loaded, text)
+            except BaseException:
+                slots.close()
+                raise
+        except BaseException:
+            _abandon(device, handle)
+            raise
+        resident = Resident(
+            model_id=model_id,
+            device_id=device_id,
+            device=device,
+            handle=handle,
+            slots=slots,
+            artifact=artifact,
+            text=text,
+            loaded=loaded,
+            limits=derive_limits(loaded.context_length, self._settings.limits),
+            architecture=report.architecture or str(artifact.format),
+            loaded_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        )
+        _log_construction(resident)
+        return resident
+
+    async def preflight(self, plan: LoadPlan, device: DevicePort) -> PreflightReport:
+        """The same checks as a load, without fetching weights."""
+        return await preflight_remote(
+            plan.model_id,
+            self._settings,
+            quant=plan.spec.quant,
+            tensor_parallel=plan.spec.tensor_parallel,
+            max_context=planned_context(plan.spec.max_context, self._settings.limits),
+            free_bytes=_free_bytes(device.info()),
+        )
+
+    def local_capabilities(self, model_id: str) -> tuple[str, ...]:
+        """What local files tell of a model that is not resident. Raises ModelNotFound; never asks a hub."""
+        try:
+            parsed = parse_model_id(model_id, self._settings)
+            if configured_sources(self._settings)[parsed.scheme].kind is SourceKind.HUB:
+                raise ModelNotFound(model_id)
+            artifact = resolve_now(
+                parsed, self._settings, quant=None, tensor_parallel=None, chat_template_file=None, progress=_quiet
+            )
+        except PreflightError as error:
+            raise ModelNotFound(model_id) from error
+        sees = artifact.projector is not None or (artifact.directory / "preprocessor_config.json").is_file()
+        return ("text", "vision") if sees else ("text",)
+
+    async def _resolve(self, plan: LoadPlan, job: LoadJob) -> ModelArtifact:
+        spec = plan.spec
+        return await resolve(
+            plan.model_id,
+            self._settings,
+            quant=spec.quant,
+            tensor_parallel=spec.tensor_parallel,
+            chat_template_file=plan.own.chat_template_file if plan.own is not None else None,
+            on_progress=job.report,
+        )
+
+    def _preflight(self, artifact: ModelArtifact, plan: LoadPlan, device: DevicePort) -> PreflightReport:
+        info, spec = device.info(), plan.spec
+        report = preflight(
+            artifact,
+            tensor_parallel=spec.tensor_parallel,
+            max_context=planned_context(spec.max_context, self._settings.limits),
+            free_bytes=_free_bytes(info),
+        )
+        if spec.tensor_parallel is not None and spec.tensor_parallel > 1:
+            raise PreflightError(
+                "Tensor parallel loads are not available; load the model on one device.",
+                model_id=artifact.model_id,
+                suggestion="leave tensor_parallel out",
+            )
+        return report
+
+    def _text(self, artifact: ModelArtifact) -> TextModel:
+        return load_text_model(artifact, use_chat_template=self._settings.use_chat_template)
+
+    async def _load_weights(
+        self,
+        device: DevicePort,
+        handle: ArchHandle,
+        artifact: ModelArtifact,
+        plan: LoadPlan,
+        report: PreflightReport,
+        job: LoadJob,
+    ) -> Loaded:
+        def note(progress: Progress) -> None:
+            job.report(progress.stage, progress.fraction)
+
+        loaded = await device.call(_load_job(handle, artifact, report.context_length), on_progress=note)
+        if not isinstance(loaded, Loaded):
+            raise ProtocolError("The device process answered a load with something else.")
+        return loaded
+
+
+def _quiet(_stage: str, _fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+def _free_bytes(info: DeviceInfo) -> int | None:
+    return info.vram_free_mb * MIB if has_memory_figure(info) and info.vram_free_mb else None
+
+
+def _load_job(handle: ArchHandle, artifact: ModelArtifact, context: int) -> Callable[[int], Job]:
+    files = tuple(str(path) for path in artifact.weight_files)
+    if artifact.format is Format.SCRIPTED:
+        return lambda job: LoadScripted(job, handle, files[0])
+    if artifact.format is Format.GGUF:
+        return lambda job: LoadGguf(job, handle, files, context)
+    config = str(artifact.directory / "config.json")
+    return lambda job: LoadDense(job, handle, config, files, context, artifact.quant)
+
+
+async def _attach(device: DevicePort, handle: ArchHandle, loaded: Loaded) -> SlotSegment:
+    """Raises InsufficientShm. The name is gone as soon as both sides have the mapping, so nothing can leak."""
+    slots = SlotSegment.create(SLOT_ROWS, loaded.vocab_size * 4)
+    try:
+        name, row_bytes = slots.name, slots.row_bytes
+        await device.call(lambda job: AttachSlots(job, handle, name, SLOT_ROWS, row_bytes))
+    except BaseException:
+        slots.close()
+        raise
+    slots.unlink()
+    return slots
+
+
+async def _self_check(
+    device: DevicePort, handle: ArchHandle, slots: SlotSegment, loaded: Loaded, text: TextModel
+) -> None:
+    """One short prompt and one step: proves finite logits, and pays the first step's compile time now."""
+    first = next(iter(text.tokenizer.eos_ids), 0) % loaded.vocab_size
+    for position, tokens in ((0, [first, first, first]), (3, [first])):
+        data = np.array(tokens, dtype="<i4").tobytes()
+        stamp = -1 - position
+        reply = await device.call(
+            lambda job, d=data, p=position, s=stamp: ForwardLogits(job, handle, SEQUENCE, d, p, 0, s)  # type: ignore[misc]
+        )
+        if not isinstance(reply, Logits) or slots.stamp(0) != stamp:
+            raise ProtocolError("The device process answered the self-check with something else.")
+        if not np.isfinite(slots.row(0)[: text.tokenizer.vocab_size].max()):
+            raise NanLogits("The model's first logits are not finite; its weights are unusable.")
+    await device.call(lambda job: ClearKv(job, handle, SEQUENCE))
+
+
+def _abandon(device: DevicePort, handle: ArchHandle) -> None:
+    """Forget what a failed or cancelled load left behind; nobody waits for it."""
+    try:
+        device.post(lambda job: Drop(job, handle))
+    except NeuronError:
+        return
+
+
+def _log_construction(resident: Resident) -> None:
+    loaded, info = resident.loaded, resident.device.info()
+    log.info(
+        "construction complete",
+        model=resident.model_id,
+        device=resident.device_id,
+        architecture=resident.architecture,
+        summary=loaded.summary,
+        context_length=loaded.context_length,
+        vocab_size=loaded.vocab_size,
+        weights_mb=loaded.weights_bytes // MIB,
+        kv_bytes_per_token=loaded.kv_bytes_per_token,
+        state_bytes=loaded.state_bytes,
+        workspace_mb=loaded.workspace_bytes // MIB,
+        vram_free_mb=info.vram_free_mb,
+        vram_total_mb=info.vram_total_mb,
+    )

@@ -1,0 +1,255 @@
+"""LoadDesk: starts, joins and refuses loads, unloads models, and brings poisoned ones back. Owned by the registry.
+
+Every load and unload is a task of the daemon: a caller that leaves changes nothing.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+
+from neuron.actors.catalogue import Catalogue
+from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
+from neuron.actors.device.jobs import Drop
+from neuron.actors.device_set import DeviceSet
+from neuron.actors.errors import AlreadyLoaded, ModelUnloading
+from neuron.actors.load_job import LoadJob
+from neuron.actors.loading import Loader, LoadPlan
+from neuron.actors.model import ModelActor
+from neuron.actors.settings import ModelSettings, Settings
+from neuron.actors.sources.ids import parse_model_id
+from neuron.actors.sources.preflight import PreflightReport
+from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
+from neuron.runtime.logs import get_logger
+
+log = get_logger(__name__)
+
+#: A load that takes longer is answered with status "loading" and goes on.
+LOAD_WAIT_S = 240.0
+#: The whole of an unload: ending the running request, dropping the weights.
+UNLOAD_S = 20.0
+
+
+class LoadDesk:
+    def __init__(
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        devices: DeviceSet,
+        loader: Loader,
+        tasks: anyio.abc.TaskGroup,
+        on_poisoned: Callable[[ModelActor], None],
+    ) -> None:
+        self._settings = settings
+        self._catalogue = catalogue
+        self._devices = devices
+        self._loader = loader
+        self._tasks = tasks
+        self._on_poisoned = on_poisoned
+        self.closed = False
+
+    # -- loading -------------------------------------------------------------------------------
+
+    async def load(self, request: LoadRequest) -> LoadOutcome:
+        """One load per model however many ask. Raises the load's own error, AlreadyLoaded, ShuttingDown."""
+        started = time.monotonic()
+        job = await self.start_or_join(request)
+        if job is None:
+            return LoadOutcome("loaded", already=True)
+        finished = await job.wait(max(0.0, LOAD_WAIT_S - (time.monotonic() - started)))
+        return LoadOutcome("loaded" if finished else "loading")
+
+    async def start_or_join(self, request: LoadRequest) -> LoadJob | None:
+        """The job that loads the model; None when it is resident with the same specification (or none was said)."""
+        while True:
+            if self.closed:
+                raise ShuttingDown("The daemon is shutting down.")
+            entry, plan = self._plan(request)
+            if entry is None:
+                entry = self._new_entry(plan)
+            elif entry.state is ModelState.UNLOADING:
+                await entry.gone.wait()
+                continue
+            elif entry.state is ModelState.READY:
+                _refuse_conflict(entry, request)
+                return None
+            elif entry.job is not None and not entry.job.done:
+                _refuse_conflict(entry, request)
+                return entry.job
+            return self.start(entry, plan)
+
+    def _plan(self, request: LoadRequest) -> tuple[ModelActor | None, LoadPlan]:
+        """The entry meant, and what to load: what was asked, completed by the configuration and by an earlier load."""
+        entry = self._catalogue.find(request.model_id)
+        own = self._catalogue.settings_of(request.model_id)
+        if entry is not None:
+            model_id = parse_model_id(entry.source_id, self._settings)
+            own = own or self._catalogue.settings_of(entry.source_id, entry.model_id)
+        else:
+            model_id = parse_model_id(own.id if own is not None else request.model_id, self._settings)
+            entry = self._catalogue.find(model_id.qualified)
+            own = own or self._catalogue.settings_of(model_id.qualified, model_id.bare)
+        return entry, LoadPlan(model_id, _completed(request, own), own)
+
+    def _new_entry(self, plan: LoadPlan) -> ModelActor:
+        model_id = plan.model_id
+        entry = ModelActor(
+            self._catalogue.public_id(model_id.bare, model_id.qualified),
+            model_id.qualified,
+            plan.own.aliases if plan.own is not None else (),
+            self._settings.limits,
+            self._tasks,
+        )
+        entry.on_poisoned = self._on_poisoned
+        self._catalogue.add(entry)
+        return entry
+
+    def reload(self, entry: ModelActor, state: ModelState) -> None:
+        """Load a poisoned entry anew as it was."""
+        if self.closed or entry.spec is None:
+            return
+        _, plan = self._plan(entry.spec)
+        self.start(entry, plan, state)
+
+    async def preflight(self, request: LoadRequest) -> PreflightReport:
+        """What a load would find before it touches a device."""
+        entry, plan = self._plan(request)
+        device_id = plan.device_id or (entry.device_id if entry is not None else None) or self._devices.listed[0]
+        return await self._loader.preflight(plan, self._devices.get(device_id))
+
+    def start(self, entry: ModelActor, plan: LoadPlan, state: ModelState = ModelState.LOADING) -> LoadJob:
+        """Begin a load of a new, failed or poisoned entry. Nothing of an earlier process is used again."""
+        job = LoadJob(plan.spec)
+        entry.begin_load(job, state)
+        self._tasks.start_soon(self._run, entry, plan, job)
+        return job
+
+    async def _run(self, entry: ModelActor, plan: LoadPlan, job: LoadJob) -> None:
+        error: NeuronError | None = None
+        log.info("load started", model=entry.model_id, source=entry.source_id)
+        with job.scope:
+            error = await self._attempt(entry, plan, job)
+        if job.scope.cancelled_caught:
+            error = ShuttingDown("The daemon stops.") if self.closed else _unloading(entry)
+        if error is not None:
+            entry.load_failed(error)
+            log.error("load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error))
+        job.finish(error)
+
+    async def _attempt(self, entry: ModelActor, plan: LoadPlan, job: LoadJob) -> NeuronError | None:
+        try:
+            await entry.wait_idle(UNLOAD_S)
+            entry.release()
+            device_id = plan.device_id or self._devices.default(self._resident_counts())
+            entry.device_id = device_id
+            resident = await self._loader.load(entry.model_id, plan, self._devices.get(device_id), device_id, job)
+        except NeuronError as error:
+            return error
+        except Exception as error:
+            failure = InternalError("The model could not be loaded.")
+            failure.__cause__ = error
+            return failure
+        entry.become_ready(resident)
+        return None
+
+    def _resident_counts(self) -> dict[str, int]:
+        return Counter(entry.device_id for entry in self._catalogue if entry.device_id is not None)
+
+    # -- unloading -----------------------------------------------------------------------------
+
+    async def unload(self, model_id: str) -> None:
+        """Raises ModelNotFound. Ends within UNLOAD_S whatever the device does."""
+        entry = self._catalogue.find(model_id)
+        if entry is None:
+            entry = self._catalogue.require(model_id)
+        self.begin_unload(entry)
+        await entry.gone.wait()
+
+    def begin_unload(self, entry: ModelActor) -> None:
+        if entry.state is not ModelState.UNLOADING:
+            entry.state = ModelState.UNLOADING
+            self._tasks.start_soon(self._unload, entry)
+
+    async def _unload(self, entry: ModelActor) -> None:
+        deadline = time.monotonic() + UNLOAD_S
+        try:
+            if entry.job is not None and not entry.job.done:
+                entry.job.scope.cancel()
+            entry.end_sessions(lambda: _unloading(entry))
+            if not await entry.wait_idle(UNLOAD_S / 2):
+                log.error("unload: a request is stuck", model=entry.model_id, device=entry.device_id)
+            await self._forget(entry, deadline)
+        finally:
+            entry.release()
+            self._catalogue.remove(entry)
+            entry.gone.set()
+        log.info("model unloaded", model=entry.model_id)
+
+    async def _forget(self, entry: ModelActor, deadline: float) -> None:
+        """Drop the weights; when nothing else lives on the device, its process goes too and takes all memory along."""
+        resident, device_id = entry.resident, entry.device_id
+        if device_id is None:
+            return
+        device = self._devices.get(device_id)
+        alone = all(other is entry or not other.holds_device for other in self._catalogue.on_device(device_id))
+        try:
+            if alone:
+                await device.release(max(0.1, deadline - time.monotonic()))
+            elif resident is not None and resident.device.info().state == "ready":
+                handle = resident.handle
+                await device.call(lambda job: Drop(job, handle), deadline_s=max(0.1, deadline - time.monotonic()))
+        except NeuronError as error:
+            log.warning("unload: the device process ended instead", model=entry.model_id, reason=error.code)
+
+
+def _completed(request: LoadRequest, own: ModelSettings | None) -> LoadRequest:
+    """What the request does not say comes from the model's own [[models]] entry."""
+    if own is None:
+        return request
+    return LoadRequest(
+        model_id=request.model_id,
+        quant=request.quant if request.quant is not None else own.quant,
+        tensor_parallel=request.tensor_parallel if request.tensor_parallel is not None else own.tensor_parallel,
+        devices=request.devices if request.devices is not None else (own.devices or None),
+        max_context=request.max_context if request.max_context is not None else own.max_context,
+    )
+
+
+def _refuse_conflict(entry: ModelActor, request: LoadRequest) -> None:
+    """Raises AlreadyLoaded when the request says something that the resident (or loading) model is not."""
+    spec = entry.spec
+    if spec is None:
+        return
+    artifact = entry.resident.artifact if entry.resident is not None else None
+    stored = (artifact.quant or artifact.stored_quant) if artifact is not None else None
+    if request.quant is not None and _plain(request.quant) not in (_plain(spec.quant), _plain(stored)):
+        raise _conflict(entry, "quant")
+    if request.tensor_parallel is not None and (request.tensor_parallel or 1) != (spec.tensor_parallel or 1):
+        raise _conflict(entry, "tensor_parallel")
+    if request.max_context is not None and request.max_context != spec.max_context:
+        raise _conflict(entry, "max_context")
+    if request.devices and entry.device_id is not None and entry.device_id not in request.devices:
+        raise _conflict(entry, "devices")
+
+
+def _plain(value: object) -> str:
+    return str(value).replace("_", "").casefold()
+
+
+def _conflict(entry: ModelActor, field: str) -> AlreadyLoaded:
+    return AlreadyLoaded(
+        f"The model '{entry.model_id}' is already loaded with another {field}; unload it first.",
+        param=field,
+        model_id=entry.model_id,
+    )
+
+
+def _unloading(entry: ModelActor) -> ModelUnloading:
+    return ModelUnloading("The model is being unloaded.", model_id=entry.model_id)
+
+
+def _cause(error: NeuronError) -> str | None:
+    cause = error.__cause__
+    return f"{type(cause).__name__}: {cause}"[:500] if cause is not None else None

@@ -1,0 +1,226 @@
+"""Registry: the daemon as the front doors see it. Implements `actors.daemon.Daemon` over model and device actors."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import msgspec
+
+from neuron.actors import discovery
+from neuron.actors.activation import Activator
+from neuron.actors.admission import prompt_cap
+from neuron.actors.catalogue import Catalogue
+from neuron.actors.daemon import (
+    Activation,
+    DeviceInfo,
+    InferenceStream,
+    LoadOutcome,
+    LoadProgress,
+    LoadRequest,
+    ModelInfo,
+    ModelLoadFigures,
+    ModelState,
+    PoisonRecord,
+)
+from neuron.actors.device.actor import DeviceActor
+from neuron.actors.device.devices import cuda_device_count
+from neuron.actors.device_set import DeviceSet
+from neuron.actors.errors import ModelLoading
+from neuron.actors.gates import Gates, TextWork
+from neuron.actors.loading import Loader
+from neuron.actors.loads import LoadDesk
+from neuron.actors.model import ModelActor
+from neuron.actors.ports import DevicePort
+from neuron.actors.recovery import Recovery
+from neuron.actors.request import InferenceRequest
+from neuron.actors.sampling.sampler import warm_up
+from neuron.actors.session import cause_chain
+from neuron.actors.settings import Settings
+from neuron.actors.shutdown import shut_down
+from neuron.actors.text_work import PooledTextWork
+from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
+from neuron.runtime.logs import get_logger
+
+log = get_logger(__name__)
+
+
+class Registry:
+    """Everything here belongs to one event loop. Views return at once from what is already known."""
+
+    def __init__(self, settings: Settings, *, text_work: TextWork | None = None) -> None:
+        self.settings = settings
+        self._catalogue = Catalogue(settings.models)
+        self._loader = Loader(settings)
+        self._text_work = text_work if text_work is not None else PooledTextWork()
+        self._gates = Gates(settings.limits, self._text_work)
+        self._draining = False
+        self._facts: discovery.HostFacts | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def start(self, task_group: anyio.abc.TaskGroup) -> None:
+        """Make the actors and begin loading the configured models; returns before any of them is loaded.
+
+        `task_group` lives as long as the daemon: sessions, loads and device watchers are its tasks.
+        """
+        self._tasks = task_group
+        self._devices = DeviceSet(self._make_device, self._on_device_death)
+        self._recovery = Recovery(self.settings.recovery, self._reload)
+        self._desk = LoadDesk(
+            self.settings, self._catalogue, self._devices, self._loader, task_group, self._recovery.on_poisoned
+        )
+        self._activator = Activator(self.settings.models, self._desk.load, task_group)
+        self._facts = await anyio.to_thread.run_sync(discovery.gather, cuda_device_count())
+        task_group.start_soon(anyio.to_thread.run_sync, warm_up)
+        task_group.start_soon(self._text_work.start)
+        task_group.start_soon(self._activator.run)
+
+    async def shutdown(self) -> None:
+        """Drain and unload, within shutdown_seconds plus the bounds of an unload. Every stream has ended after it."""
+        if self._draining:
+            return
+        self._draining = True
+        await shut_down(self._catalogue, self._desk, self._devices, self.settings.server.shutdown_seconds)
+        self._text_work.close()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on (the first stop signal), before `shutdown` is awaited."""
+        self._desk.closed = True
+
+    def _make_device(self, device_id: str) -> DevicePort:
+        return DeviceActor(device_id, self.settings.limits, self._tasks)
+
+    def _on_device_death(self, device_id: str, record: PoisonRecord) -> None:
+        """Only models that lived on this device are poisoned; a load in progress has its own error."""
+        for entry in self._catalogue.on_device(device_id):
+            entry.mark_poisoned(record)
+
+    def _reload(self, entry: ModelActor, state: ModelState) -> None:
+        self._desk.reload(entry, state)
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def models(self, *, everything: bool = False) -> list[ModelInfo]:
+        return [entry.info() for entry in self._catalogue if everything or entry.state is not ModelState.FAILED]
+
+    def model(self, model_id: str) -> ModelInfo:
+        return self._catalogue.require(model_id).info()
+
+    def capabilities(self, model_id: str) -> tuple[str, ...]:
+        entry = self._catalogue.find(model_id)
+        if entry is not None and entry.info().capabilities:
+            return entry.info().capabilities
+        return self._loader.local_capabilities(model_id)
+
+    def load_figures(self) -> list[ModelLoadFigures]:
+        return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]
+
+    def devices(self) -> list[DeviceInfo]:
+        return self._devices.infos()
+
+    def activation(self) -> Activation:
+        return self._activator.state()
+
+    def draining(self) -> bool:
+        return self._draining or self._desk.closed
+
+    def discovery(self) -> dict[str, Any]:
+        facts = self._facts
+        assert facts is not None, "start() comes first"
+        return discovery.document(facts, self.devices(), prompt_cap(self.settings.limits), self._cuda_version())
+
+    def _cuda_version(self) -> str | None:
+        for device in self._devices.all():
+            ready = device.facts()
+            if ready is not None and ready.cuda_version is not None:
+                return ready.cuda_version
+        return None
+
+    # -- control -------------------------------------------------------------------------------
+
+    async def load(self, request: LoadRequest) -> LoadOutcome:
+        return await self._desk.load(request)
+
+    async def load_progress(self, request: LoadRequest) -> AsyncIterator[LoadProgress | LoadOutcome]:
+        job = await self._desk.start_or_join(request)
+        if job is None:
+            yield LoadOutcome("loaded", already=True)
+            return
+        while not job.done:
+            yield job.progress
+            await job.changed()
+        await job.wait(0.0)
+        yield LoadOutcome("loaded")
+
+    async def unload(self, model_id: str) -> None:
+        await self._desk.unload(model_id)
+
+    async def preflight(self, request: LoadRequest) -> dict[str, Any]:
+        report = await self._desk.preflight(request)
+        built: dict[str, Any] = msgspec.to_builtins(report)
+        return built
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def submit(self, request: InferenceRequest) -> InferenceStream:
+        """Pass the gates and queue the request. A refusal is raised here, with its own terminal log line."""
+        started = time.monotonic()
+        try:
+            return await self._submit(request)
+        except NeuronError as error:
+            self._log_refusal(request, error, started)
+            raise
+        except Exception as error:
+            failure = InternalError("The request failed inside the daemon.")
+            failure.__cause__ = error
+            self._log_refusal(request, failure, started)
+            raise failure from error
+
+    async def _submit(self, request: InferenceRequest) -> InferenceStream:
+        self._refuse_when_draining()
+        entry = self._catalogue.require(request.model)
+        ticket = entry.turnstile.reserve(request.req_id, request.principal, total_full=self._total_full())
+        try:
+            await self._until_loaded(entry)
+            resident = entry.usable()
+            work = await self._gates.prepare(resident, request)
+            self._refuse_when_draining()
+            if entry.usable() is not resident:
+                raise ModelLoading("The model was loaded anew meanwhile; try again.", model_id=entry.model_id)
+            return entry.start_session(work, resident, ticket).stream
+        except BaseException:
+            entry.turnstile.leave(ticket)
+            raise
+
+    async def _until_loaded(self, entry: ModelActor) -> None:
+        """A request that comes while its model loads waits for it, as long as one waits in a queue."""
+        job = entry.job
+        if entry.state is not ModelState.LOADING or job is None:
+            return
+        if not await job.wait(self.settings.limits.queue_seconds):
+            raise ModelLoading("The model is still being loaded; try again later.", model_id=entry.model_id)
+
+    def _refuse_when_draining(self) -> None:
+        if self.draining():
+            raise ShuttingDown("The daemon is shutting down.")
+
+    def _total_full(self) -> bool:
+        return sum(entry.turnstile.depth for entry in self._catalogue) >= self.settings.limits.queue_total
+
+    def _log_refusal(self, request: InferenceRequest, error: NeuronError, started: float) -> None:
+        elapsed = round((time.monotonic() - started) * 1e3, 1)
+        log.warning(
+            "failed",
+            req_id=request.req_id,
+            model=request.model[:200],
+            error_code=error.code,
+            phase="admission",
+            total_ms=elapsed,
+            elapsed_ms=elapsed,
+            poisoned=error.code == "model_poisoned",
+            kind=error.extra.get("kind"),
+            cause=cause_chain(error),
+        )

@@ -1,0 +1,47 @@
+"""Resident: a model that a device process holds right now, and everything the daemon needs to use it."""
+
+from dataclasses import dataclass, field
+
+from neuron.actors.admission import ContextLimits
+from neuron.actors.device.jobs import ArchHandle, Loaded
+from neuron.actors.ports import DevicePort
+from neuron.actors.sources.artifact import ModelArtifact
+from neuron.actors.text.build import TextModel
+from neuron.runtime.shm import SlotSegment
+
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Resident:
+    """Made by loading, owned by the model actor, used by one session at a time."""
+
+    model_id: str
+    device_id: str
+    device: DevicePort
+    handle: ArchHandle
+    slots: SlotSegment
+    artifact: ModelArtifact
+    text: TextModel
+    loaded: Loaded
+    limits: ContextLimits
+    architecture: str
+    loaded_at: str
+    _stamp: int = field(default=0)
+
+    def next_stamp(self) -> int:
+        """A number that no earlier step of this model used."""
+        self._stamp += 1
+        return self._stamp
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits that belong to a token: rows past the tokenizer's ids are padding."""
+        return min(self.loaded.vocab_size, self.text.tokenizer.vocab_size)
+
+    @property
+    def megabytes(self) -> int:
+        """MiB that the device process holds for it, the whole KV cache included."""
+        loaded = self.loaded
+        cache = loaded.kv_bytes_per_token * loaded.context_length
+        return (loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes) // MIB

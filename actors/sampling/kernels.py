@@ -1,0 +1,203 @@
+"""Compiled loops over one logits row. Called by the sampler only; numba is imported when `kernels()` is first called.
+
+The row is cut into blocks of `BLOCK` logits whose maxima are known: blocks that cannot matter are never read.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 1024
+#: A block whose largest weight is exp(-this) adds less than 1e-8 of the total, all such blocks together.
+NEGLIGIBLE = 36.0
+
+FloatRow = npt.NDArray[np.float32]
+IdRow = npt.NDArray[np.int32]
+SumRow = npt.NDArray[np.float64]
+
+
+class Kernels(NamedTuple):
+    """Compiled; shapes: row [n] float32, maxima [blocks] float32, sums [blocks] float64, ids and values [n].
+
+    `block_sums(row, maxima, top, scale, sums) -> total` of exp((row - top) * scale), and per block.
+    `gather(row, maxima, threshold, ids, values) -> count` of logits >= threshold, in order of ids; it stops, full,
+    when there are as many as `ids` holds.
+    `pick(row, sums, top, scale, target) -> id` where the running weight passes `target`.
+    `weigh(row, top, scale, weights)` fills float32 weights [n].
+    `mass_above(weights, least) -> mass` of weights >= least.
+    `least_of(weights, wanted, least) -> weight`: the largest t >= least with mass_above(t) >= wanted, by bisection
+    over the bits of float32.
+    `pick_above(weights, least, target) -> id` where the running weight of those >= least passes `target`.
+    """
+
+    block_sums: Callable[[FloatRow, FloatRow, np.float32, np.float32, SumRow], float]
+    gather: Callable[[FloatRow, FloatRow, np.float32, IdRow, FloatRow], int]
+    pick: Callable[[FloatRow, SumRow, np.float32, np.float32, float], int]
+    weigh: Callable[[FloatRow, np.float32, np.float32, FloatRow], None]
+    mass_above: Callable[[FloatRow, np.float32], float]
+    least_of: Callable[[FloatRow, float, np.float32], np.float32]
+    pick_above: Callable[[FloatRow, np.float32, float], int]
+
+
+_lock = threading.Lock()
+_built: list[Kernels] = []
+
+
+def ready() -> bool:
+    """Whether `kernels` returns at once."""
+    return bool(_built)
+
+
+def kernels() -> Kernels:
+    """Built once; the first call imports numba and compiles, or reads the cache beside this file."""
+    if _built:
+        return _built[0]
+    with _lock:
+        if not _built:
+            _built.append(_build())
+    return _built[0]
+
+
+def _jit(function: Callable[..., Any], **options: Any) -> Any:
+    import numba
+
+    try:
+        return numba.njit(cache=True, nogil=True, **options)(function)
+    except RuntimeError:  # No place to keep a cache: a read-only installation without a home.
+        return numba.njit(cache=False, nogil=True, **options)(function)
+
+
+def _build() -> Kernels:
+    """Closures over one inlined `weight`, so that numba caches and vectorises them together."""
+
+    def exponential(x):  # type: ignore[no-untyped-def]
+        # exp(x) for x <= 0 in float32, relative error 2e-7: Cody-Waite reduction and the polynomial of Cephes' expf.
+        # Written out because the library's exp is a call per element; this form vectorises.
+        x = max(x, np.float32(-87.0))
+        power = np.rint(x * np.float32(1.44269504))
+        rest = (x - power * np.float32(0.693359375)) + power * np.float32(2.12194440e-4)
+        value = np.float32(1.9875691500e-4)
+        value = value * rest + np.float32(1.3981999507e-3)
+        value = value * rest + np.float32(8.3334519073e-3)
+        value = value * rest + np.float32(4.1665795894e-2)
+        value = value * rest + np.float32(1.6666665459e-1)
+        value = value * rest + np.float32(5.0000001201e-1)
+        value = value * rest * rest + rest + np.float32(1.0)
+        return value * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+    weight: Any = _jit(exponential)
+
+    def block_sums(row, maxima, top, scale, sums):  # type: ignore[no-untyped-def]
+        total: Any = 0.0
+        for block in range(maxima.shape[0]):
+            if (maxima[block] - top) * scale < -NEGLIGIBLE:
+                sums[block] = 0.0
+                continue
+            part: Any = np.float32(0.0)
+            for i in range(block * BLOCK, min(block * BLOCK + BLOCK, row.shape[0])):
+                part += weight((row[i] - top) * scale)
+            sums[block] = part
+            total += part
+        return total
+
+    def gather(row, maxima, threshold, ids, values):  # type: ignore[no-untyped-def]
+        count = 0
+        for block in range(maxima.shape[0]):
+            if maxima[block] < threshold:
+                continue
+            for i in range(block * BLOCK, min(block * BLOCK + BLOCK, row.shape[0])):
+                if row[i] >= threshold:
+                    if count == ids.shape[0]:
+                        return count
+                    ids[count] = i
+                    values[count] = row[i]
+                    count += 1
+        return count
+
+    def pick(row, sums, top, scale, target):  # type: ignore[no-untyped-def]
+        last = 0
+        for block in range(sums.shape[0]):
+            if sums[block] <= 0.0:
+                continue
+            last = block
+            if target < sums[block]:
+                break
+            target -= sums[block]
+        chosen = -1
+        for i in range(last * BLOCK, min(last * BLOCK + BLOCK, row.shape[0])):
+            share = weight((row[i] - top) * scale)
+            if share > np.float32(1e-37):
+                chosen = i
+                target -= share
+                if target < 0.0:
+                    break
+        return chosen
+
+    def weigh(row, top, scale, weights):  # type: ignore[no-untyped-def]
+        for i in range(row.shape[0]):
+            weights[i] = weight((row[i] - top) * scale)
+
+    def mass(weights, least):  # type: ignore[no-untyped-def]
+        total: Any = 0.0
+        for begin in range(0, weights.shape[0], BLOCK):
+            part: Any = np.float32(0.0)
+            for i in range(begin, min(begin + BLOCK, weights.shape[0])):
+                part += weights[i] * np.float32(weights[i] >= least)
+            total += part
+        return total
+
+    def pick_above(weights, least, target):  # type: ignore[no-untyped-def]
+        chosen = -1
+        for i in range(weights.shape[0]):
+            if weights[i] >= least:
+                chosen = i
+                target -= weights[i]
+                if target < 0.0:
+                    break
+        return chosen
+
+    reassociate = {"reassoc", "nsz", "contract", "arcp"}
+    mass_above: Any = _jit(mass, fastmath=reassociate)
+
+    def least_of(weights, wanted, least):  # type: ignore[no-untyped-def]
+        # Positive floats are ordered like their bits. Invariant: mass(low) >= wanted > mass(high).
+        low = np.int64(np.float32(least).view(np.int32))
+        high = np.int64(np.float32(1.0).view(np.int32)) + 1
+        below, above = mass_above(weights, least), 0.0
+        while high - low > 1 and below != above:
+            middle = (low + high) // 2
+            held = mass_above(weights, np.int32(middle).view(np.float32))
+            if held >= wanted:
+                low, below = middle, held
+            else:
+                high, above = middle, held
+        return np.int32(low).view(np.float32)
+
+    built = Kernels(
+        _jit(block_sums, fastmath=reassociate),
+        _jit(gather),
+        _jit(pick),
+        _jit(weigh, fastmath=reassociate),
+        mass_above,
+        _jit(least_of),
+        _jit(pick_above),
+    )
+    _compile(built)
+    return built
+
+
+def _compile(built: Kernels) -> None:
+    """One call each, with the types of real rows."""
+    row = np.linspace(-3.0, 3.0, 2 * BLOCK - 7, dtype=np.float32)
+    maxima, sums = np.full(2, 3.0, np.float32), np.zeros(2, np.float64)
+    one, top = np.float32(1.0), np.float32(3.0)
+    total = built.block_sums(row, maxima, top, one, sums)
+    built.pick(row, sums, top, one, total / 2)
+    built.gather(row, maxima, one, np.empty(row.size, np.int32), np.empty_like(row))
+    weights = np.empty_like(row)
+    built.weigh(row, top, one, weights)
+    least = built.least_of(weights, total / 2, np.float32(1e-6))
+    built.pick_above(weights, least, built.mass_above(weights, least) / 2)

@@ -1,0 +1,244 @@
+"""Sampler: the next token from one logits row, for one request. Owned by a session; never writes to the row.
+
+Order: penalties, bias and grammar change logits; then temperature, top-k, top-p, min-p, each on what the one before
+left; then one draw. The row itself stays as the device wrote it.
+"""
+
+import math
+import secrets
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from neuron.actors.errors import NanLogits
+from neuron.actors.sampling.history import History
+from neuron.actors.sampling.kernels import BLOCK, FloatRow, kernels, ready
+from neuron.actors.sampling.params import ResolvedSampling
+
+#: How far below the top (in units of the temperature) a nucleus is looked for first; nearly every real one lies inside.
+NUCLEUS_REACH = 8.0
+#: So many candidates are sorted at most.
+FEW = 4096
+
+
+class Constraint(Protocol):
+    """A grammar over the answer."""
+
+    def apply(self, logits: FloatRow) -> None:
+        """Set forbidden ids to -inf, in place."""
+
+    def commit(self, token_id: int) -> None: ...
+
+
+class Sampled(NamedTuple):
+    """`logprob` and `top` (most likely first) are natural logs under the model's own distribution, if asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class _Candidates(NamedTuple):
+    """Most likely first, ties by id; `weights` are exp((logit - top) / temperature) in float64."""
+
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float64]
+
+
+def warm_up() -> None:
+    """Compile (or read from the cache) what the first request would otherwise wait for. Blocking: call in a thread."""
+    kernels()
+
+
+def is_warm() -> bool:
+    """False: `sample` would compile first, and stand on the event loop for a second."""
+    return ready()
+
+
+class Sampler:
+    """`vocab_size`: logits that belong to tokens; what lies past them in a row is never looked at."""
+
+    def __init__(
+        self,
+        params: ResolvedSampling,
+        *,
+        vocab_size: int,
+        prompt: list[int] | None = None,
+        constraint: Constraint | None = None,
+        top_logprobs: int | None = None,
+    ) -> None:
+        self._params = params
+        self._size = vocab_size
+        self._constraint = constraint
+        self._top_logprobs = top_logprobs
+        self._history = History(prompt or [], vocab_size) if params.penalises else None
+        seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
+        self._random = np.random.Generator(np.random.PCG64DXSM(seed))
+        bias = params.logit_bias
+        self._bias_ids = np.array([token for token, _ in bias], np.int64)
+        self._bias = np.array([value for _, value in bias], np.float32)
+        blocks = -(-vocab_size // BLOCK)
+        self._maxima = np.empty(blocks, np.float32)
+        self._sums = np.empty(blocks, np.float64)
+        # Gathering scratch and the copy that edits work on are made when first needed.
+        self._ids = np.empty(0, np.int32)
+        self._values = np.empty(0, np.float32)
+        self._copy = np.empty(0, np.float32)
+        self._weights = np.empty(0, np.float32)
+
+    def sample(self, logits: FloatRow) -> Sampled:
+        """The next token. Raises NanLogits when the row has no finite largest logit. Call `accept` with it after."""
+        row = logits[: self._size]
+        token = self._choose(self._edited(row))
+        if self._top_logprobs is None:
+            return Sampled(token)
+        return self._with_logprobs(row, token, self._top_logprobs)
+
+    def accept(self, token_id: int) -> None:
+        """Note the token for penalties and grammar; apart from `sample` so that the device gets its job first."""
+        if self._history is not None:
+            self._history.add(token_id)
+        if self._constraint is not None:
+            self._constraint.commit(token_id)
+
+    # -- edits ---------------------------------------------------------------------------------
+
+    def _edited(self, row: FloatRow) -> FloatRow:
+        if self._history is None and not self._bias.size and self._constraint is None:
+            return row
+        if not self._copy.size:
+            self._copy = np.empty(self._size, np.float32)
+        edited = self._copy
+        np.copyto(edited, row)
+        if self._history is not None:
+            self._penalise(edited, self._history)
+        if self._bias.size:
+            np.add.at(edited, self._bias_ids, self._bias)
+        if self._constraint is not None:
+            self._constraint.apply(edited)
+        return edited
+
+    def _penalise(self, row: FloatRow, history: History) -> None:
+        params = self._params
+        if params.repetition_penalty != 1.0 and params.repeat_last_n != 0:
+            ids = history.recent(params.repeat_last_n)
+            ids = ids[ids < self._size]
+            seen = row[ids]
+            penalty = np.float32(params.repetition_penalty)
+            row[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = history.answer()
+            row[ids] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * counts
+
+    # -- the choice ----------------------------------------------------------------------------
+
+    def _choose(self, row: FloatRow) -> int:
+        params = self._params
+        if params.greedy:
+            token = int(row.argmax())
+            _check(float(row[token]))
+            return token
+        top = self._scan(row)
+        scale = np.float32(1.0 / params.temperature)
+        if 0 < params.top_k < self._size:
+            candidates = self._weighed(*self._largest(row, params.top_k), top, scale)
+            return self._draw(candidates, float(candidates.weights.sum()))
+        if params.top_p < 1.0 or params.min_p > 0.0:
+            return self._truncated(row, top, scale)
+        total = kernels().block_sums(row, self._maxima, top, scale, self._sums)
+        return int(kernels().pick(row, self._sums, top, scale, self._random.random() * total))
+
+    def _truncated(self, row: FloatRow, top: np.float32, scale: np.float32) -> int:
+        """Top-p and min-p without top-k. Few candidates are sorted, a flat distribution is cut by a threshold."""
+        params = self._params
+        total = math.inf
+        reach = NUCLEUS_REACH
+        if params.min_p > 0.0:
+            reach = min(reach, -math.log(min(params.min_p, 1.0)))
+        if params.top_p < 1.0:
+            total = kernels().block_sums(row, self._maxima, top, scale, self._sums)
+        ids, values = self._above(row, np.float32(top - reach / scale), FEW)
+        if ids.size < FEW:
+            candidates = self._weighed(ids, values, top, scale)
+            inside = float(candidates.weights.sum())
+            if params.top_p >= 1.0 or inside >= params.top_p * total:
+                return self._draw(candidates, min(total, inside) if params.top_p >= 1.0 else total)
+        return self._cut(row, top, scale, total)
+
+    def _cut(self, row: FloatRow, top: np.float32, scale: np.float32, total: float) -> int:
+        """Keeps every weight from a threshold on (those equal to it together), in time linear in the row."""
+        params, loops = self._params, kernels()
+        if not self._weights.size:
+            self._weights = np.empty(self._size, np.float32)
+        loops.weigh(row, top, scale, self._weights)
+        least = np.float32(max(params.min_p, 1e-37))
+        if params.top_p < 1.0:
+            least = loops.least_of(self._weights, params.top_p * total, least)
+        mass = loops.mass_above(self._weights, least)
+        return int(loops.pick_above(self._weights, least, self._random.random() * mass))
+
+    def _scan(self, row: FloatRow) -> np.float32:
+        """Fills the blocks' maxima and returns the largest logit. NaN survives a maximum, so it is seen here."""
+        whole = self._size // BLOCK
+        if whole:
+            np.max(row[: whole * BLOCK].reshape(whole, BLOCK), axis=1, out=self._maxima[:whole])
+        if whole < self._maxima.size:
+            self._maxima[whole] = row[whole * BLOCK :].max()
+        top = self._maxima.max()
+        _check(float(top))
+        return np.float32(top)
+
+    def _above(self, row: FloatRow, threshold: np.float32, most: int) -> tuple[npt.NDArray[np.int32], FloatRow]:
+        """Ids and logits at or above `threshold`, in order of ids; `most` of them when there are more."""
+        if self._ids.size < most:
+            self._ids = np.empty(most, np.int32)
+            self._values = np.empty(most, np.float32)
+        count = kernels().gather(row, self._maxima, threshold, self._ids[:most], self._values[:most])
+        return self._ids[:count], self._values[:count]
+
+    def _largest(self, row: FloatRow, k: int) -> tuple[npt.NDArray[np.int32], FloatRow]:
+        """The k largest, most likely first. The k-th largest block maximum bounds the k-th largest logit from below."""
+        blocks = self._maxima.size
+        if k <= blocks:
+            bound = np.partition(self._maxima, blocks - k)[blocks - k]
+        else:
+            bound = np.partition(row, self._size - k)[self._size - k]
+        ids, values = self._above(row, bound, self._size)
+        order = np.argsort(-values, kind="stable")[:k]
+        return ids[order], values[order]
+
+    def _weighed(self, ids: npt.NDArray[np.int32], values: FloatRow, top: np.float32, scale: np.float32) -> _Candidates:
+        order = np.argsort(-values, kind="stable")
+        weights = np.exp((values[order].astype(np.float64) - float(top)) * float(scale))
+        return _Candidates(ids[order], weights)
+
+    def _draw(self, candidates: _Candidates, total: float) -> int:
+        """Top-p of `total`, then min-p, then one draw among what is left (the most likely one always is)."""
+        params, weights = self._params, candidates.weights
+        kept = weights.size
+        running = np.cumsum(weights)
+        if params.top_p < 1.0:
+            kept = min(kept, int(np.searchsorted(running, params.top_p * total)) + 1)
+        if params.min_p > 0.0:
+            least = params.min_p * weights[0]
+            kept = min(kept, max(1, int(np.searchsorted(-weights, -least, side="right"))))
+        target = self._random.random() * running[kept - 1]
+        return int(candidates.ids[min(int(np.searchsorted(running[:kept], target, side="right")), kept - 1)])
+
+    # -- log-probabilities ---------------------------------------------------------------------
+
+    def _with_logprobs(self, row: FloatRow, token: int, count: int) -> Sampled:
+        top = self._scan(row)
+        one = np.float32(1.0)
+        log_total = math.log(kernels().block_sums(row, self._maxima, top, one, self._sums)) + float(top)
+        best: tuple[tuple[int, float], ...] = ()
+        if count:
+            ids, values = self._largest(row, min(count, self._size))
+            best = tuple((int(i), float(v) - log_total) for i, v in zip(ids, values, strict=True))
+        return Sampled(token, float(row[token]) - log_total, best)
+
+
+def _check(top: float) -> None:
+    if not math.isfinite(top):
+        raise NanLogits("The model produced no usable next-token distribution.")

@@ -1,0 +1,356 @@
+"""Session: one request from its place in the queue to its terminal event. A task that the model actor owns.
+
+It owns the lock, the jobs and the KV state while it runs; the HTTP handler only drains its EventStream.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import anyio
+import numpy as np
+
+from neuron.actors.device.jobs import ClearKv, ForwardLogits, Logits, Sequence
+from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
+from neuron.actors.figures import Figures
+from neuron.actors.ports import PendingReply
+from neuron.actors.request import InferenceRequest
+from neuron.actors.resident import Resident
+from neuron.actors.sampling.sampler import Sampled, Sampler
+from neuron.actors.settings import LimitSettings
+from neuron.actors.stream import EventStream
+from neuron.actors.text.types import Detokenizer, OutputParser
+from neuron.actors.turnstile import Ticket, TicketState, Turnstile
+from neuron.runtime.errors import InternalError, NeuronError, ProtocolError, ShuttingDown
+from neuron.runtime.logs import get_logger
+
+log = get_logger(__name__)
+
+#: One sequence per model for now; jobs carry the handle all the same.
+SEQUENCE = Sequence(0)
+#: Seconds between warnings (and position reports) while a request waits for the lock.
+WAIT_REPORT_S = 2.0
+
+
+class Phase(StrEnum):
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISH = "finish"
+
+
+@dataclass(slots=True)
+class Work:
+    """What the gates made of a request: everything a session needs, nothing left to be found wrong."""
+
+    request: InferenceRequest
+    prompt: list[int]
+    max_new_tokens: int
+    parser: OutputParser
+    detokenizer: Detokenizer
+    sampler: Sampler
+    submitted_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Monotonic moments; 0.0 is "not yet"."""
+
+    running: float = 0.0
+    first_logits: float = 0.0
+
+
+class Session:
+    """Runs one Work on one Resident. `run` never raises (but for the cancellation of its own task)."""
+
+    def __init__(
+        self,
+        work: Work,
+        resident: Resident,
+        turnstile: Turnstile,
+        ticket: Ticket,
+        figures: Figures,
+        limits: LimitSettings,
+        on_failure: Callable[["Session", NeuronError], bool],
+    ) -> None:
+        self.work = work
+        self.stream = EventStream(limits.write_idle_seconds)
+        self.ticket = ticket
+        self.phase = Phase.QUEUE
+        self._resident = resident
+        self._turnstile = turnstile
+        self._figures = figures
+        self._limits = limits
+        self._on_failure = on_failure
+        self._clock = Clock()
+        self._generated = 0
+        self._outstanding: PendingReply | None = None
+        self._held = 0
+        self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.device_id)
+
+    # -- the whole life ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except NeuronError as error:
+            self._fail(error)
+        except anyio.get_cancelled_exc_class():
+            self._fail(ShuttingDown("The daemon stops."))
+            raise
+        except Exception as error:
+            failure = InternalError("The request failed inside the daemon.")
+            failure.__cause__ = error
+            self._fail(failure)
+        finally:
+            try:
+                await self._drain()
+            finally:
+                self._turnstile.leave(self.ticket)
+
+    async def _run(self) -> None:
+        self.stream.on_wanted_end = self.ticket.poke
+        self.stream.put_now(Start(len(self.work.prompt)))
+        self._log.info(
+            "starting",
+            prompt_tokens=len(self.work.prompt),
+            max_tokens=self.work.max_new_tokens,
+            queue_depth=self._turnstile.depth,
+        )
+        await self._wait_for_turn()
+        self._clock.running = time.monotonic()
+        self.phase = Phase.PREFILL
+        reply = await self._prefill()
+        self._clock.first_logits = time.monotonic()
+        self._note_prefill()
+        self.phase = Phase.DECODE
+        reason = await self._decode(reply)
+        self.phase = Phase.FINISH
+        await self._finish(reason)
+
+    async def _wait_for_turn(self) -> None:
+        reported = 0
+        warn_at = WAIT_REPORT_S
+        while self.ticket.state is not TicketState.RUNNING:
+            self.stream.check()
+            waited = self.ticket.waited_s
+            if waited >= self._limits.queue_seconds:
+                raise self._turnstile.timed_out(self.ticket)
+            position = self._turnstile.position(self.ticket)
+            if waited >= warn_at:
+                self._log.warning("still waiting for model lock", waited_s=round(waited, 1), position=position)
+                warn_at += WAIT_REPORT_S
+                reported = 0
+            if position != reported:
+                self.stream.put_now(Queued(position, waited))
+                reported = position
+            await self.ticket.wait(min(warn_at, self._limits.queue_seconds) - waited)
+        self.stream.on_wanted_end = None
+        self.stream.check()
+
+    # -- device work ---------------------------------------------------------------------------
+
+    async def _prefill(self) -> Logits:
+        """Clears what the sequence holds, then runs the prompt in chunks; the last one gives logits."""
+        handle = self._resident.handle
+        await self._resident.device.call(
+            lambda job: ClearKv(job, handle, SEQUENCE), deadline_s=self._limits.step_seconds
+        )
+        tokens = np.asarray(self.work.prompt, dtype="<i4")
+        chunk = self._limits.prefill_chunk_tokens
+        for begin in range(0, len(tokens), chunk):
+            self.stream.check()
+            part = tokens[begin : begin + chunk]
+            last = begin + chunk >= len(tokens)
+            self._outstanding = self._post(part, slot=0 if last else None)
+            reply = await self._take_outstanding()
+            self._log.debug("prefill chunk", position=self._held, tokens=len(part))
+        return self._checked(reply)
+
+    def _post(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], slot: int | None) -> PendingReply:
+        resident, position, stamp = self._resident, self._held, self._resident.next_stamp()
+        self._stamp = stamp
+        pending = resident.device.post(
+            lambda job: ForwardLogits(job, resident.handle, SEQUENCE, tokens.tobytes(), position, slot, stamp),
+            deadline_s=self._limits.step_seconds,
+        )
+        self._held += len(tokens)
+        return pending
+
+    async def _take_outstanding(self) -> object:
+        """The reply of the job in flight. It stays outstanding if this task is cancelled while it waits."""
+        assert self._outstanding is not None
+        reply = await self._outstanding.reply()
+        self._outstanding = None
+        return reply
+
+    def _checked(self, reply: object) -> Logits:
+        """Raises ProtocolError when the slot does not hold exactly what was asked for."""
+        if (
+            not isinstance(reply, Logits)
+            or reply.stamp != self._stamp
+            or self._resident.slots.stamp(reply.slot) != self._stamp
+            or reply.position != self._held
+        ):
+            raise ProtocolError("The device process answered with logits of another step.")
+        return reply
+
+    async def _decode(self, reply: Logits) -> FinishReason:
+        """Sample, post the next step, and only then turn the token into text."""
+        work = self.work
+        eos, parser = self._resident.text.tokenizer.eos_ids, work.parser
+        while True:
+            sampled = self._sample(reply)
+            self._generated += 1
+            finish: FinishReason | None = None
+            if sampled.token_id in eos:
+                finish = FinishReason.STOP
+            elif self._generated >= work.max_new_tokens:
+                finish = FinishReason.LENGTH
+            else:
+                step = np.array([sampled.token_id], dtype="<i4")
+                self._outstanding = self._post(step, slot=1 - reply.slot)
+            work.sampler.accept(sampled.token_id)
+            if sampled.token_id not in eos:
+                text = work.detokenizer.push(sampled.token_id)
+                for delta in parser.feed(sampled.token_id, text, self._logprob(sampled)):
+                    await self.stream.put(delta)
+            if parser.stopped:
+                finish = FinishReason.STOP
+            if finish is not None:
+                return finish
+            self.stream.check()
+            reply = self._checked(await self._take_outstanding())
+            self.stream.check()
+
+    def _sample(self, reply: Logits) -> Sampled:
+        try:
+            return self.work.sampler.sample(self._resident.slots.row(reply.slot))
+        except NeuronError:
+            self._figures.unhealthy_logits += 1
+            self._log.error("logits unhealthy", position=self._held, step=self._generated)
+            raise
+
+    def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
+        if sampled.logprob is None:
+            return None
+        entries = [self._entry(token, value) for token, value in sampled.top]
+        chosen = self._entry(sampled.token_id, sampled.logprob)
+        return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, tuple(entries))
+
+    def _entry(self, token_id: int, value: float) -> TokenLogprob:
+        raw = self._resident.text.tokenizer.token_bytes(token_id)
+        return TokenLogprob(raw.decode("utf-8", "replace"), value, raw)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def _finish(self, reason: FinishReason) -> None:
+        parser = self.work.parser
+        deltas = []
+        if not parser.stopped:
+            tail = self.work.detokenizer.flush()
+            if tail:
+                deltas += parser.feed(-1, tail)
+        truncated = reason is FinishReason.LENGTH and not parser.stopped
+        deltas += parser.finish(truncated=truncated)
+        for delta in deltas:
+            await self.stream.put(delta)
+        if not truncated:
+            reason = FinishReason.TOOL_CALLS if parser.tool_calls else FinishReason.STOP
+        timings = self._timings()
+        usage = self._usage()
+        self.stream.check()
+        self.stream.put_now(Finish(reason, usage, timings, parser.stop_sequence))
+        self._figures.decode(self._generated - 1, timings.decode_ms / 1e3)
+        self._count()
+        self._log.info(
+            "done",
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cached_tokens=usage.cached_tokens,
+            finish_reason=str(reason),
+            total_ms=self._total_ms(),
+            queue_ms=round(timings.queue_ms, 1),
+            prefill_ms=round(timings.prefill_ms, 1),
+            decode_ms=round(timings.decode_ms, 1),
+            poisoned=False,
+        )
+
+    def _fail(self, error: NeuronError) -> None:
+        poisoned = self._on_failure(self, error)
+        if self.stream.ended:
+            return
+        self._figures.failed += 1
+        self._count()
+        self.stream.put_now(Failed(error, self._usage()))
+        self.stream.ended = True
+        self._log.warning(
+            "failed",
+            error_code=error.code,
+            phase=str(self.phase),
+            total_ms=self._total_ms(),
+            elapsed_ms=self._total_ms(),
+            completion_tokens=self._generated,
+            poisoned=poisoned,
+            cause=cause_chain(error),
+        )
+
+    async def _drain(self) -> None:
+        """A job may still be running: the lock is kept until its reply is here, so nobody else reads it."""
+        if self._outstanding is None:
+            return
+        try:
+            await self._take_outstanding()
+        except NeuronError as error:
+            self._on_failure(self, error)
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def _note_prefill(self) -> None:
+        seconds = self._clock.first_logits - self._clock.running
+        tokens = len(self.work.prompt)
+        self._figures.prefill(tokens, seconds)
+        self._log.info(
+            "prefill complete",
+            prompt_tokens=tokens,
+            cached_tokens=0,
+            prefill_ms=round(seconds * 1e3, 1),
+            tok_s=round(tokens / seconds, 1) if seconds > 0 else 0.0,
+        )
+
+    def _count(self) -> None:
+        self._figures.requests += 1
+        self._figures.prompt_tokens += len(self.work.prompt)
+        self._figures.completion_tokens += self._generated
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.work.prompt),
+            completion_tokens=self._generated,
+            reasoning_tokens=min(self.work.parser.reasoning_tokens, self._generated),
+        )
+
+    def _timings(self) -> Timings:
+        now = time.monotonic()
+        return Timings(
+            queue_ms=(self._clock.running - self.work.submitted_at) * 1e3,
+            prefill_ms=(self._clock.first_logits - self._clock.running) * 1e3,
+            decode_ms=(now - self._clock.first_logits) * 1e3,
+            prefill_tokens=len(self.work.prompt),
+            decode_tokens=self._generated,
+        )
+
+    def _total_ms(self) -> float:
+        return round((time.monotonic() - self.work.submitted_at) * 1e3, 1)
+
+
+def cause_chain(error: BaseException) -> list[str]:
+    """An error and its causes, outermost first, for the log only."""
+    chain: list[str] = []
+    step: BaseException | None = error
+    while step is not None and len(chain) < 8:
+        chain.append(f"{type(step).__name__}: {step}"[:500])
+        step = step.__cause__ or step.__context__
+    return chain

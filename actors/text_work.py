@@ -1,0 +1,46 @@
+"""PooledTextWork: rendering, tokenising and grammar compilation kept off the event loop. Owned by the registry."""
+
+import anyio
+import anyio.to_thread
+
+from neuron.actors.request import InferenceRequest
+from neuron.actors.sampling.sampler import Constraint
+from neuron.actors.text.build import TextModel
+from neuron.actors.text.constraint import build_constraint
+from neuron.actors.text.constraint_grammar import call_form
+from neuron.actors.text.render import Renderer
+from neuron.actors.text.types import RenderedPrompt
+
+#: Prompts shorter than this many characters are tokenised where they are: a thread would cost more.
+SHORT_TEXT = 2048
+#: Threads that tokenise or compile at one time.
+THREADS = 2
+
+
+class PooledTextWork:
+    def __init__(self) -> None:
+        self._renderer = Renderer()
+        self._threads = anyio.CapacityLimiter(THREADS)
+
+    async def start(self) -> None:
+        await self._renderer.start()
+
+    async def render(self, text: TextModel, request: InferenceRequest) -> RenderedPrompt:
+        return await self._renderer.render(text, request)
+
+    async def encode(self, text: TextModel, prompt: RenderedPrompt) -> list[int]:
+        if len(prompt.text) < SHORT_TEXT:
+            return text.tokenizer.encode(prompt.segments)
+        return await anyio.to_thread.run_sync(text.tokenizer.encode, prompt.segments, limiter=self._threads)
+
+    async def constrain(
+        self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool
+    ) -> Constraint | None:
+        def build() -> Constraint | None:
+            form = call_form(text.template.texts)
+            return build_constraint(text, request, opens_reasoning=opens_reasoning, form=form)
+
+        return await anyio.to_thread.run_sync(build, limiter=self._threads)
+
+    def close(self) -> None:
+        self._renderer.close()
