@@ -13,8 +13,9 @@ from neuron.kernels.load import load_model
 
 Floats = npt.NDArray[np.float32]
 
-BASE = {
-    "vocab_size": 97,
+VOCAB = 97
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
@@ -68,4 +69,4 @@ def run(model: DeviceModel, ids: npt.NDArray[np.int32], chunk: int, sequence: in
 
 
 def some_ids(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
-    return np.random.default_rng(seed).integers(0, BASE["vocab_size"], count).astype(np.int32)
+    return np.random.default_rng(seed).integers(0, VOCAB, count, dtype=np.int32)
