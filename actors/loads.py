@@ -3,6 +3,7 @@
 Every load and unload is a task of the daemon: a caller that leaves changes nothing.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -60,6 +61,12 @@ class LoadDesk:
             return LoadOutcome("loaded", already=True)
         finished = await job.wait(max(0.0, LOAD_WAIT_S - (time.monotonic() - started)))
         return LoadOutcome("loaded" if finished else "loading")
+
+    async def load_to_end(self, request: LoadRequest) -> None:
+        """As `load`, however long it takes."""
+        job = await self.start_or_join(request)
+        if job is not None:
+            await job.wait(math.inf)
 
     async def start_or_join(self, request: LoadRequest) -> LoadJob | None:
         """The job that loads the model; None when it is resident with the same specification (or none was said)."""

@@ -57,7 +57,7 @@ class Registry:
         self._text_work = text_work if text_work is not None else PooledTextWork()
         self._gates = Gates(settings.limits, self._text_work)
         self._draining = False
-        self._facts: discovery.HostFacts | None = None
+        self._facts = discovery.gather(0)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -72,11 +72,17 @@ class Registry:
         self._desk = LoadDesk(
             self.settings, self._catalogue, self._devices, self._loader, task_group, self._recovery.on_poisoned
         )
-        self._activator = Activator(self.settings.models, self._desk.load, task_group)
-        self._facts = await anyio.to_thread.run_sync(discovery.gather, cuda_device_count())
+        self._activator = Activator(self.settings.models, self._desk.load_to_end, task_group)
+        task_group.start_soon(self._gather_facts)
         task_group.start_soon(anyio.to_thread.run_sync, warm_up)
         task_group.start_soon(self._text_work.start)
         task_group.start_soon(self._activator.run)
+
+    async def _gather_facts(self) -> None:
+        """A slow driver must not keep the listener waiting."""
+        nodes = cuda_device_count()
+        if nodes:
+            self._facts = await anyio.to_thread.run_sync(discovery.gather, nodes)
 
     async def shutdown(self) -> None:
         """Drain and unload, within shutdown_seconds plus the bounds of an unload. Every stream has ended after it."""
@@ -128,9 +134,7 @@ class Registry:
         return self._draining or self._desk.closed
 
     def discovery(self) -> dict[str, Any]:
-        facts = self._facts
-        assert facts is not None, "start() comes first"
-        return discovery.document(facts, self.devices(), prompt_cap(self.settings.limits), self._cuda_version())
+        return discovery.document(self._facts, self.devices(), prompt_cap(self.settings.limits), self._cuda_version())
 
     def _cuda_version(self) -> str | None:
         for device in self._devices.all():
@@ -212,7 +216,8 @@ class Registry:
 
     def _log_refusal(self, request: InferenceRequest, error: NeuronError, started: float) -> None:
         elapsed = round((time.monotonic() - started) * 1e3, 1)
-        log.warning(
+        write = log.warning if error.status >= 500 else log.info
+        write(
             "failed",
             req_id=request.req_id,
             model=request.model[:200],

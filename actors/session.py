@@ -108,6 +108,7 @@ class Session:
                 await self._drain()
             finally:
                 self._turnstile.leave(self.ticket)
+                self._log.debug("lock released", queue_depth=self._turnstile.depth)
 
     async def _run(self) -> None:
         self.stream.on_wanted_end = self.ticket.poke
@@ -147,6 +148,7 @@ class Session:
                 reported = position
             await self.ticket.wait(min(warn_at, self._limits.queue_seconds) - waited)
         self.stream.on_wanted_end = None
+        self._log.debug("lock taken", waited_ms=round(self.ticket.waited_s * 1e3, 1))
         self.stream.check()
 
     # -- device work ---------------------------------------------------------------------------
@@ -154,9 +156,7 @@ class Session:
     async def _prefill(self) -> Logits:
         """Clears what the sequence holds, then runs the prompt in chunks; the last one gives logits."""
         handle = self._resident.handle
-        await self._resident.device.call(
-            lambda job: ClearKv(job, handle, SEQUENCE), deadline_s=self._limits.step_seconds
-        )
+        await self._resident.device.call(lambda job: ClearKv(job, handle, SEQUENCE))
         tokens = np.asarray(self.work.prompt, dtype="<i4")
         chunk = self._limits.prefill_chunk_tokens
         for begin in range(0, len(tokens), chunk):
@@ -172,8 +172,7 @@ class Session:
         resident, position, stamp = self._resident, self._held, self._resident.next_stamp()
         self._stamp = stamp
         pending = resident.device.post(
-            lambda job: ForwardLogits(job, resident.handle, SEQUENCE, tokens.tobytes(), position, slot, stamp),
-            deadline_s=self._limits.step_seconds,
+            lambda job: ForwardLogits(job, resident.handle, SEQUENCE, tokens.tobytes(), position, slot, stamp)
         )
         self._held += len(tokens)
         return pending
@@ -286,7 +285,8 @@ class Session:
         self._count()
         self.stream.put_now(Failed(error, self._usage()))
         self.stream.ended = True
-        self._log.warning(
+        write = self._log.warning if error.status >= 500 else self._log.info
+        write(
             "failed",
             error_code=error.code,
             phase=str(self.phase),
