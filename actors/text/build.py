@@ -13,7 +13,7 @@ from neuron.actors.text.gguf_tokenizer import gguf_tokenizer
 from neuron.actors.text.hf_tokenizer import hf_tokenizer, token_text
 from neuron.actors.text.markers import REASONING_PAIRS, TOOL_CALL_PAIRS, find_markers
 from neuron.actors.text.scripted_tokenizer import scripted_tokenizer
-from neuron.actors.text.template import CHATML, ChatTemplate, find_template, gguf_template
+from neuron.actors.text.template import CHATML, ChatTemplate, find_template, gguf_template, script_template
 from neuron.actors.text.tokenizer import SegmentTokenizer
 from neuron.actors.text.types import Markers
 from neuron.kernels.formats.errors import FormatError
@@ -84,8 +84,7 @@ def _scripted(artifact: ModelArtifact, use_chat_template: bool) -> TextModel:
     except ScriptError as error:
         raise InvalidTokenizer(str(error), model_id=artifact.model_id) from error
     own = ChatTemplate(default=script.chat_template) if script.chat_template is not None else None
-    override = find_template(artifact, own)
-    template = override if use_chat_template else None
+    template = script_template(artifact, own) if use_chat_template else None
     return _assemble(artifact, scripted_tokenizer(script), template, SamplingParams(), script.capabilities)
 
 

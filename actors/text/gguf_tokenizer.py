@@ -11,7 +11,7 @@ from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
 from neuron.actors.text.control import AddedToken, is_control
 from neuron.actors.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
-from neuron.actors.text.tokenizer import SegmentTokenizer
+from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -135,9 +135,10 @@ def gguf_tokenizer(
     )
 
 
-def _encoder(native: Tokenizer, prefixed: bool) -> Callable[[str, bool], list[int]]:
-    def encode(text: str, begins: bool) -> list[int]:
-        ids: list[int] = native.encode(" " + text if prefixed and begins else text, add_special_tokens=False).ids
+def _encoder(native: Tokenizer, prefixed: bool) -> EncodePlain:
+    def encode(text: str, place: Place) -> list[int]:
+        whole = " " + text if prefixed and place is not Place.INSIDE else text
+        ids: list[int] = native.encode(whole, add_special_tokens=False).ids
         return ids
 
     return encode
@@ -232,15 +233,11 @@ def _sentencepiece(vocabulary: GgufVocabulary, plain: list[AddedToken]) -> Built
 def _raw_bpe(vocabulary: GgufVocabulary, plain: list[AddedToken]) -> Built:
     """BPE over raw characters with blanks as U+2581, split only at line ends."""
     ids = _ids(vocabulary)
-    native = Tokenizer(models.BPE(ids, _split_raw_merges(vocabulary, ids), byte_fallback=True, fuse_unk=True))
+    native = Tokenizer(models.BPE(ids, _split_merges(vocabulary, ids), byte_fallback=True, fuse_unk=True))
     native.normalizer = normalizers.Replace(" ", "\u2581")
     native.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
     _add_plain(native, plain)
     return native, _sentencepiece_bytes
-
-
-def _split_raw_merges(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    return _split_merges(vocabulary, ids)
 
 
 def _word_piece(vocabulary: GgufVocabulary, plain: list[AddedToken]) -> Built:

@@ -11,7 +11,7 @@ from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
 from neuron.actors.text.control import AddedToken, is_control
 from neuron.actors.text.generation_defaults import read_object
-from neuron.actors.text.tokenizer import SegmentTokenizer
+from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
 
 #: A vocabulary of 250,000 pieces is about 20 MB of JSON.
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -55,6 +55,44 @@ def _native(description: Json, control: Sequence[AddedToken]) -> Tokenizer:
     native = Tokenizer.from_str(msgspec.json.encode(cut).decode())
     native.encode_special_tokens = True
     return native
+
+
+def _encoder(native: Tokenizer, description: Json, control: Sequence[AddedToken]) -> EncodePlain:
+    """Vocabularies that put a blank in front of text do so at its start, or ("always") after each token too."""
+    unprefixed = _without_prefix(description)
+    inner = native if unprefixed == description else _native(unprefixed, control)
+    first_only = '"prepend_scheme":"first"' in msgspec.json.encode(description.get("pre_tokenizer")).decode()
+
+    def encode(text: str, place: Place) -> list[int]:
+        bare = place is Place.INSIDE or (first_only and place is Place.AFTER_TOKEN)
+        ids: list[int] = (inner if bare else native).encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _without_prefix(step: Any, top: bool = True) -> Any:
+    """The same description with no blank put in front of text."""
+    if top:
+        changed = {name: _without_prefix(step.get(name), False) for name in ("normalizer", "pre_tokenizer")}
+        return {**step, **changed}
+    if isinstance(step, list):
+        return [_without_prefix(item, False) for item in step if not _is_prepend(item)]
+    if not isinstance(step, dict):
+        return step
+    if _is_prepend(step):
+        return None
+    result = {key: _without_prefix(value, False) for key, value in step.items()}
+    if step.get("type") == "Metaspace":
+        result["prepend_scheme"] = "never"
+        result.pop("add_prefix_space", None)
+    elif "add_prefix_space" in step:
+        result["add_prefix_space"] = False
+    return result
+
+
+def _is_prepend(step: object) -> bool:
+    return isinstance(step, dict) and step.get("type") == "Prepend"
 
 
 def _added_tokens(description: Json, config: Mapping[str, object]) -> list[AddedToken]:
@@ -106,7 +144,7 @@ def _assemble(
     for token in added:
         pieces[token.id] = token.text.encode(errors="replace")
     return SegmentTokenizer(
-        encode_plain=lambda text, _begins: native.encode(text, add_special_tokens=False).ids,
+        encode_plain=_encoder(native, description, control),
         token_bytes=pieces,
         added=added,
         control=control,

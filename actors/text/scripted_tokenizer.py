@@ -13,7 +13,7 @@ def scripted_tokenizer(script: Script) -> SegmentTokenizer:
         for text, token_id in vocabulary.named.items()
     )
     return SegmentTokenizer(
-        encode_plain=lambda text, _begins: list(text.encode()),
+        encode_plain=lambda text, _place: list(text.encode()),
         token_bytes=[vocabulary.token_bytes(token_id) for token_id in range(vocabulary.size)],
         added=added,
         control=added,

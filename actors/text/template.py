@@ -48,12 +48,21 @@ def find_template(artifact: ModelArtifact, built_in: ChatTemplate | None) -> Cha
     chat_template.json, tokenizer_config.json, then `built_in` (GGUF metadata, script). Raises InvalidTemplate.
     """
     found = (
-        _operator_file(artifact)
+        operator_template(artifact)
         or _template_files(artifact)
         or _named(read_object(artifact.directory / "chat_template.json").get("chat_template"))
         or built_in
         or _named(read_object(artifact.directory / "tokenizer_config.json").get("chat_template"))
     )
+    return _checked(artifact, found)
+
+
+def script_template(artifact: ModelArtifact, own: ChatTemplate | None) -> ChatTemplate | None:
+    """The operator's file or the script's own template; a script's folder holds other models too."""
+    return _checked(artifact, operator_template(artifact) or own)
+
+
+def _checked(artifact: ModelArtifact, found: ChatTemplate | None) -> ChatTemplate | None:
     if found is None:
         log.warning("the model has no chat template: falling back to ChatML", model=artifact.model_id)
         return None
@@ -75,7 +84,8 @@ def gguf_template(metadata: Mapping[str, object]) -> ChatTemplate | None:
     return None if tools is None else ChatTemplate(default=tools)
 
 
-def _operator_file(artifact: ModelArtifact) -> ChatTemplate | None:
+def operator_template(artifact: ModelArtifact) -> ChatTemplate | None:
+    """The file that the configuration names for this model. Raises InvalidTemplate when it cannot be read."""
     if artifact.chat_template_file is None:
         return None
     text = _read(artifact.chat_template_file, artifact.model_id, required=True)

@@ -75,6 +75,9 @@ class TemplateChild:
         except (OSError, msgspec.MsgspecError) as error:
             raise Disconnected from error
 
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> int:
         """End the process; returns its exit status (negative: the signal that had ended it)."""
         self._link.close()
@@ -89,6 +92,7 @@ class TemplatePool:
         self._size = size
         self._limiter: anyio.CapacityLimiter | None = None
         self._idle: deque[TemplateChild] = deque()
+        self._busy: set[TemplateChild] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -123,12 +127,19 @@ class TemplatePool:
             child.kill()
 
     def pids(self) -> list[int]:
-        """Process ids of idle children."""
+        """Process ids of all children, those at work first."""
         with self._lock:
-            return [child.pid for child in self._idle]
+            return [child.pid for child in (*self._busy, *self._idle)]
 
     def _render(self, payload: bytes) -> RenderReply:
         child = self._take()
+        try:
+            return self._attempt(child, payload)
+        finally:
+            with self._lock:
+                self._busy.discard(child)
+
+    def _attempt(self, child: TemplateChild, payload: bytes) -> RenderReply:
         try:
             reply = child.render(payload)
         except TimeoutError as error:
@@ -149,12 +160,19 @@ class TemplatePool:
         with self._lock:
             if self._closed:
                 raise ShuttingDown("The daemon is shutting down.")
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                child = self._idle.pop()
+                if child.alive():
+                    self._busy.add(child)
+                    return child
+                child.kill()
         try:
-            return TemplateChild()
+            child = TemplateChild()
         except (Disconnected, OSError) as error:
             raise InternalError("The template process could not be started.") from error
+        with self._lock:
+            self._busy.add(child)
+        return child
 
     def _give_back(self, child: TemplateChild) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """SegmentTokenizer: ids of a rendered prompt from any vocabulary; control tokens only where the template wrote them."""
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 
 from neuron.actors.errors import InvalidValue
 from neuron.actors.text.control import AddedToken, ControlMatcher
@@ -11,13 +12,24 @@ from neuron.actors.text.types import Segment
 _CHUNK = 1 << 20
 
 
+class Place(IntEnum):
+    """Where a run of plain text stands: some vocabularies put a blank in front of the text, or of every such run."""
+
+    TEXT_START = 0
+    AFTER_TOKEN = 1
+    INSIDE = 2
+
+
+EncodePlain = Callable[[str, Place], list[int]]
+
+
 class SegmentTokenizer:
-    """`encode_plain` gives the ids of text without control tokens; `begins` is true at the start and after a token."""
+    """`encode_plain` gives the ids of a run of text; it never finds control tokens in it."""
 
     def __init__(
         self,
         *,
-        encode_plain: Callable[[str, bool], list[int]],
+        encode_plain: EncodePlain,
         token_bytes: Sequence[bytes],
         added: Sequence[AddedToken],
         control: Sequence[AddedToken],
@@ -43,7 +55,7 @@ class SegmentTokenizer:
 
     def _leaks_as_text(self, token: AddedToken) -> bool:
         """True when plain encoding of the text gives the control id (the vocabulary holds it as a whole)."""
-        return token.id in self._encode_plain(token.text, True)
+        return token.id in self._encode_plain(token.text, Place.INSIDE)
 
     def encode(self, segments: Sequence[Segment]) -> list[int]:
         """Ids of the joined text. A control token counts only when it lies inside one control segment."""
@@ -58,26 +70,26 @@ class SegmentTokenizer:
             end = position + len(segment.text)
             if segment.control:
                 for match in self.control.find(text, max(position, done), end):
-                    self._plain(text[done : match.start], ids, begins=True)
+                    self._plain(text[done : match.start], ids, Place.AFTER_TOKEN if done else Place.TEXT_START)
                     ids.append(match.token_id)
                     done = match.end
             position = end
-        self._plain(text[done:], ids, begins=True)
+        self._plain(text[done:], ids, Place.AFTER_TOKEN if done else Place.TEXT_START)
         return ids
 
-    def _plain(self, text: str, ids: list[int], *, begins: bool) -> None:
+    def _plain(self, text: str, ids: list[int], place: Place) -> None:
         start = 0
         for position, token_text in self._leaks.spans(text):
             middle = position + max(1, len(token_text) // 2)
-            ids.extend(self._encode_plain(text[start:middle], begins))
-            start, begins = middle, False
+            ids.extend(self._encode_plain(text[start:middle], place))
+            start, place = middle, Place.INSIDE
         while len(text) - start > _CHUNK:
             cut = text.rfind("\n", start, start + _CHUNK)
             end = _line_start(text, cut, start) if cut > start else start + _CHUNK
-            ids.extend(self._encode_plain(text[start:end], begins))
-            start, begins = end, False
+            ids.extend(self._encode_plain(text[start:end], place))
+            start, place = end, Place.INSIDE
         if start < len(text):
-            ids.extend(self._encode_plain(text[start:], begins))
+            ids.extend(self._encode_plain(text[start:], place))
 
     def token_id(self, text: str) -> int | None:
         return self._added.get(text)
