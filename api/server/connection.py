@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
@@ -23,6 +23,8 @@ class Connection(TCPServer):
     write_idle_s: float = 30.0
     #: True once the client was cut because it did not read.
     cut: bool = False
+    #: True once nothing more can be read.
+    _gone: bool = False
     protocol: Http1Protocol  # type: ignore[assignment]
 
     async def run(self) -> None:
@@ -46,6 +48,9 @@ class Connection(TCPServer):
                 await self.protocol.initiate()
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
+                # Else the task group would wait for the idle timer.
+                self._gone = True
+                await self.idle_task.stop()
         except OSError:
             pass
         finally:
@@ -56,6 +61,8 @@ class Connection(TCPServer):
         self.writer.transport.abort()
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated) and self._gone:
+            return
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return

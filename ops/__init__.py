@@ -1,0 +1,1 @@
+"""Operations: demo, benchmarks, unit files, documents."""

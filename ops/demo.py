@@ -1,0 +1,212 @@
+"""`python -m ops.demo`: starts the daemon with the embedded model and asks it a question over the OpenAI API.
+
+With `--serve` the daemon stays up on 127.0.0.1:13131. Nothing is downloaded.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+
+MODELS = {"smollm2": "demo:huggingfacetb/smollm2-135m-instruct"}
+QUESTION = "What is the capital of France?"
+HOST = "127.0.0.1"
+SERVE_PORT = 13131
+START_S = 180.0
+STOP_S = 60.0
+
+
+class DemoError(Exception):
+    """Shown as one line; the demo ends with status 1."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ops.demo", description="Show neuron at work.")
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a full model id")
+    parser.add_argument("--serve", action="store_true", help=f"stay up on {HOST}:{SERVE_PORT}")
+    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--port", type=int, help=f"default: {SERVE_PORT} with --serve, else a free one")
+    options = parser.parse_args(arguments)
+    model = MODELS.get(options.model, options.model)
+    port = options.port if options.port is not None else (SERVE_PORT if options.serve else 0)
+    try:
+        with Daemon(model, port) as daemon:
+            daemon.wait_until_loaded()
+            if options.serve:
+                return stay(daemon)
+            ask(daemon, options.question)
+            say("stopping the daemon ...")
+    except DemoError as error:
+        say(f"demo failed: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    say("done.")
+    return 0
+
+
+class Daemon:
+    """The daemon as a child process; its log goes to a file that is shown when something fails."""
+
+    def __init__(self, model: str, port: int) -> None:
+        self.model = model
+        self._port = port
+        self._log: list[str] = []
+        self._listening = threading.Event()
+        self.url = ""
+
+    def __enter__(self) -> "Daemon":
+        self._home = tempfile.TemporaryDirectory(prefix="neuron-demo-")
+        command = [sys.executable, "-m", "neuron", "serve", "--host", HOST, "--port", str(self._port)]
+        command += ["--model", self.model, "--log-format", "json"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("NEURON_")}
+        # An operator's own configuration must not change the demo.
+        config = os.path.join(self._home.name, "neuron.toml")
+        with open(config, "w", encoding="ascii"):
+            pass
+        self.process = subprocess.Popen(
+            [*command, "--config", config],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # The terminal's Ctrl-C is ours to pass on.
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read_log, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._home.cleanup()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for raw in self.process.stderr:
+            line = raw.decode("utf-8", "replace").rstrip()
+            self._log.append(line)
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                entry = json.loads(line)
+                if entry["event"] == "listening":
+                    self.url = f"http://{HOST}:{entry['port']}"
+                    self._listening.set()
+        self._listening.set()
+
+    def wait_until_loaded(self) -> None:
+        """Raises DemoError with the daemon's own reason."""
+        say("starting the daemon ...")
+        deadline = time.monotonic() + START_S
+        self._listening.wait(START_S)
+        if not self.url:
+            self.process.wait(5.0)
+            raise DemoError(self._last_words())
+        say(f"listening on {self.url}; loading {self.model} ...")
+        said = time.monotonic()
+        while True:
+            activation = self.get("/health")["activation"]
+            for failure in activation["failed"]:
+                raise DemoError(f"{failure['model_id']} could not be loaded: {failure['error']}")
+            if activation["state"] == "ready":
+                return
+            if time.monotonic() > deadline:
+                raise DemoError("the model did not load in time. " + self._last_words())
+            if time.monotonic() - said > 5.0:
+                said = time.monotonic()
+                say("still loading ...")
+            time.sleep(0.05)
+
+    def get(self, path: str) -> Any:
+        try:
+            with httpx.Client(base_url=self.url, timeout=30.0, trust_env=False) as client:
+                return client.get(path).raise_for_status().json()
+        except httpx.HTTPError as error:
+            raise DemoError(f"the daemon does not answer. {self._last_words()}") from error
+
+    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of one chat completion."""
+        timeout = httpx.Timeout(60.0)
+        try:
+            with (
+                httpx.Client(base_url=self.url, timeout=timeout, trust_env=False) as client,
+                client.stream("POST", "/v1/chat/completions", json=body) as response,
+            ):
+                if response.status_code != 200:
+                    raise DemoError(response.read().decode("utf-8", "replace"))
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        yield json.loads(line[6:])
+        except httpx.HTTPError as error:
+            raise DemoError(f"the stream broke. {self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        return self._log[-1][:1000] if self._log else f"It ended with status {self.process.poll()}."
+
+
+def ask(daemon: Daemon, question: str) -> None:
+    body = {
+        "model": daemon.model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 64,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    show(f"\n> {question}\n")
+    timings: dict[str, Any] = {}
+    pieces: list[str] = []
+    for chunk in daemon.stream(body):
+        if "error" in chunk:
+            raise DemoError(chunk["error"]["message"])
+        timings = chunk.get("timings", timings)
+        for choice in chunk["choices"]:
+            piece = choice["delta"].get("content") or ""
+            pieces.append(piece)
+            show(piece)
+    show("\n\n")
+    if not "".join(pieces).strip() or not timings:
+        raise DemoError("the answer is empty.")
+    say(f"prefill: {timings['prompt_n']} tokens at {timings['prompt_per_second']:.1f} tokens/s")
+    say(f"decode:  {timings['predicted_n']} tokens at {timings['predicted_per_second']:.1f} tokens/s")
+
+
+def stay(daemon: Daemon) -> int:
+    """Until Ctrl-C, SIGTERM, or the daemon's own end."""
+    body = json.dumps({"model": daemon.model, "messages": [{"role": "user", "content": QUESTION}]})
+    say("ready. Try:\n")
+    show(f"curl {daemon.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n")
+    say("or: .venv/bin/neuron chat. Ctrl-C stops the daemon.")
+    signal.signal(signal.SIGTERM, lambda *_: daemon.process.send_signal(signal.SIGTERM))
+    try:
+        return daemon.process.wait()
+    except KeyboardInterrupt:
+        say("\nstopping the daemon ...")
+        return 0
+
+
+def say(text: str) -> None:
+    show(text + "\n")
+
+
+def show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
