@@ -51,10 +51,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         # A FIFO in place of the file would block the start for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise ConfigError(f"{path}: not a regular file.")
-            raw = file.read(MAX_FILE_BYTES + 1)
+            with open(fd, "rb", closefd=False) as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from error
     if len(raw) > MAX_FILE_BYTES:

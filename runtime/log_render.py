@@ -33,7 +33,7 @@ def render_console(event: Event, *, colours: bool) -> bytes:
     text, trace = str(ordered.pop("event", "")), ordered.pop("exception", None)
     shade = {"warning": "33", "error": "31", "critical": "31"}.get(level, "2") if colours else None
     marked = f"\x1b[{shade}m{level:<8}\x1b[0m" if shade else f"{level:<8}"
-    pairs = " ".join(f"{key}={_printable(_plain(value))}" for key, value in ordered.items())
+    pairs = " ".join(_printable(f"{key}={_plain(value)}") for key, value in ordered.items())
     line = f"{stamp} {marked} {_printable(text)}" + (f"  {pairs}" if pairs else "")
     if trace:
         line += "".join(f"\n    {_printable(each)}" for each in str(trace).splitlines())

@@ -34,6 +34,11 @@ class LineWriter:
         """Lines lost since the start."""
         return self._dropped
 
+    @property
+    def busy(self) -> bool:
+        """More than half full."""
+        return self._queued_bytes > self._max_queued_bytes // 2
+
     def write(self, line: bytes) -> None:
         """Queue one line, without its line feed. Never blocks, never raises."""
         with self._changed:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ class Level(IntEnum):
 _CHATTY = ("asyncio", "httpcore", "httpx", "numba", "PIL", "urllib3", "filelock", "hpack")
 
 
+#: Lost lines are reported at most this often.
+_REPORT_SECONDS = 10.0
 #: A child's line that is no event is logged in pieces of this size.
 _PIECE_BYTES = 8 * 1024
 
@@ -56,6 +59,7 @@ class _State:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     writer: LineWriter | None = None
     reported_drops: int = 0
+    next_report: float = 0.0
 
 
 _state = _State()
@@ -66,7 +70,8 @@ def _emit(line: bytes) -> None:
     if writer is None:
         sys.stderr.write(line.decode("utf-8", "replace") + "\n")
         return
-    if writer.dropped > _state.reported_drops:
+    if writer.dropped > _state.reported_drops and not writer.busy and time.monotonic() >= _state.next_report:
+        _state.next_report = time.monotonic() + _REPORT_SECONDS
         lost, _state.reported_drops = writer.dropped - _state.reported_drops, writer.dropped
         report: Event = {"event": "log lines dropped", "logger": __name__, "lines": lost, "lines_total": writer.dropped}
         writer.write(_render("warning", report))
