@@ -110,6 +110,8 @@ def parse_gguf_header(buffer: memoryview, file_size: int, file: str) -> GgufHead
     metadata: dict[str, MetadataValue] = {}
     for _ in range(kv_count):
         key = cursor.text(MAX_NAME, "a metadata key")
+        if not key:
+            raise invalid(file, "holds a metadata key without a name.")
         if key in metadata:
             raise invalid(file, f"the metadata key {shown(key)} is there twice.")
         metadata[key] = _value(cursor, key)
@@ -200,6 +202,8 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     """One entry of the table, its offset still relative to the data section."""
     name = cursor.text(MAX_NAME, "a tensor name")
     label = shown(name)
+    if not name:
+        raise invalid(cursor.file, "holds a tensor without a name.")
     dims = cursor.number("<I")
     if not 1 <= dims <= MAX_DIMS:
         raise invalid(cursor.file, f"tensor {label} has {dims} dimensions; 1 to {MAX_DIMS} are possible.")

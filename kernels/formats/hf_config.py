@@ -138,7 +138,7 @@ def _layer_kinds(fields: Fields, architecture: Architecture, layers: int, max_po
         raise fields.fault(f"layer_types must name the kind of each of the {layers} layers.")
     allowed = {LayerKind.FULL.value} | ({LayerKind.LINEAR.value} if architecture is Architecture.QWEN3_5 else set())
     for kind in kinds:
-        if kind not in allowed:
+        if not isinstance(kind, str) or kind not in allowed:
             raise unsupported(WHERE, f"the layer type {shown(str(kind))} is not supported in this architecture.")
     return tuple(LayerKind(kind) for kind in kinds)
 
