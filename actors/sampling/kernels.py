@@ -14,6 +14,9 @@ BLOCK = 1024
 #: A block whose largest weight is exp(-this) adds less than 1e-8 of the total, all such blocks together.
 NEGLIGIBLE = 36.0
 
+#: Buckets of weights up to 1.0 by the upper half of their bits (each 0.8 % wide).
+BUCKETS = 0x3F80 + 1
+
 FloatRow = npt.NDArray[np.float32]
 IdRow = npt.NDArray[np.int32]
 SumRow = npt.NDArray[np.float64]
@@ -28,8 +31,8 @@ class Kernels(NamedTuple):
     `pick(row, sums, top, scale, target) -> id` where the running weight passes `target`.
     `weigh(row, top, scale, weights)` fills float32 weights [n].
     `mass_above(weights, least) -> mass` of weights >= least.
-    `least_of(weights, wanted, least) -> weight`: the largest t >= least with mass_above(t) >= wanted, by bisection
-    over the bits of float32.
+    `bucket_masses(weights, masses)`: the weights' sums by the upper 16 bits of the float, masses [BUCKETS]; positive
+    floats are ordered like their bits.
     `pick_above(weights, least, target) -> id` where the running weight of those >= least passes `target`.
     """
 
@@ -38,7 +41,7 @@ class Kernels(NamedTuple):
     pick: Callable[[FloatRow, SumRow, np.float32, np.float32, float], int]
     weigh: Callable[[FloatRow, np.float32, np.float32, FloatRow], None]
     mass_above: Callable[[FloatRow, np.float32], float]
-    least_of: Callable[[FloatRow, float, np.float32], np.float32]
+    bucket_masses: Callable[[FloatRow, SumRow], None]
     pick_above: Callable[[FloatRow, np.float32, float], int]
 
 
@@ -162,19 +165,11 @@ def _build() -> Kernels:
     reassociate = {"reassoc", "nsz", "contract", "arcp"}
     mass_above: Any = _jit(mass, fastmath=reassociate)
 
-    def least_of(weights, wanted, least):  # type: ignore[no-untyped-def]
-        # Positive floats are ordered like their bits. Invariant: mass(low) >= wanted > mass(high).
-        low = np.int64(np.float32(least).view(np.int32))
-        high = np.int64(np.float32(1.0).view(np.int32)) + 1
-        below, above = mass_above(weights, least), 0.0
-        while high - low > 1 and below != above:
-            middle = (low + high) // 2
-            held = mass_above(weights, np.int32(middle).view(np.float32))
-            if held >= wanted:
-                low, below = middle, held
-            else:
-                high, above = middle, held
-        return np.int32(low).view(np.float32)
+    def bucket_masses(weights, masses):  # type: ignore[no-untyped-def]
+        bits = weights.view(np.int32)
+        masses[:] = 0.0
+        for i in range(weights.shape[0]):
+            masses[bits[i] >> 16] += weights[i]
 
     built = Kernels(
         _jit(block_sums, fastmath=reassociate),
@@ -182,7 +177,7 @@ def _build() -> Kernels:
         _jit(pick),
         _jit(weigh, fastmath=reassociate),
         mass_above,
-        _jit(least_of),
+        _jit(bucket_masses),
         _jit(pick_above),
     )
     _compile(built)
@@ -199,5 +194,6 @@ def _compile(built: Kernels) -> None:
     built.gather(row, maxima, one, np.empty(row.size, np.int32), np.empty_like(row))
     weights = np.empty_like(row)
     built.weigh(row, top, one, weights)
-    least = built.least_of(weights, total / 2, np.float32(1e-6))
+    built.bucket_masses(weights, np.empty(BUCKETS, np.float64))
+    least = np.float32(0.5)
     built.pick_above(weights, least, built.mass_above(weights, least) / 2)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from neuron.actors.errors import NanLogits
 from neuron.actors.sampling.history import History
-from neuron.actors.sampling.kernels import BLOCK, FloatRow, kernels, ready
+from neuron.actors.sampling.kernels import BLOCK, BUCKETS, FloatRow, kernels, ready
 from neuron.actors.sampling.params import ResolvedSampling
 
 #: How far below the top (in units of the temperature) a nucleus is looked for first; nearly every real one lies inside.
@@ -174,9 +174,23 @@ class Sampler:
         loops.weigh(row, top, scale, self._weights)
         least = np.float32(max(params.min_p, 1e-37))
         if params.top_p < 1.0:
-            least = loops.least_of(self._weights, params.top_p * total, least)
+            least = max(least, self._least_of_nucleus(params.top_p * total))
         mass = loops.mass_above(self._weights, least)
         return int(loops.pick_above(self._weights, least, self._random.random() * mass))
+
+    def _least_of_nucleus(self, wanted: float) -> np.float32:
+        """The smallest weight of the top-p set: find the bucket where the mass is reached, then sort only that one."""
+        masses = np.empty(BUCKETS, np.float64)
+        kernels().bucket_masses(self._weights, masses)
+        from_top = np.cumsum(masses[::-1])
+        place = min(int(np.searchsorted(from_top, wanted)), BUCKETS - 1)
+        bucket = BUCKETS - 1 - place
+        inside = np.sort(self._weights[(self._weights.view(np.int32) >> 16) == bucket])[::-1]
+        if not inside.size:
+            return np.float32(0.0)
+        above = float(from_top[place - 1]) if place else 0.0
+        reached = int(np.searchsorted(above + np.cumsum(inside, dtype=np.float64), wanted))
+        return np.float32(inside[min(reached, inside.size - 1)])
 
     def _scan(self, row: FloatRow) -> np.float32:
         """Fills the blocks' maxima and returns the largest logit. NaN survives a maximum, so it is seen here."""

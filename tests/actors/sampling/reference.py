@@ -44,6 +44,6 @@ def distribution(row: Floats, params: ResolvedSampling) -> Floats:
     if params.min_p > 0.0:
         mask = kept >= params.min_p * kept[0]
         keep, kept = keep[mask], kept[mask]
-    final = np.zeros_like(p)
+    final: Floats = np.zeros_like(p)
     final[keep] = kept / kept.sum()
     return final

@@ -142,8 +142,9 @@ def test_a_row_without_a_distribution_is_refused(value: float, case: dict[str, A
 def test_padding_past_the_vocabulary_is_never_chosen_nor_looked_at() -> None:
     row = row_of(4, 1.0)
     row[2500:] = np.nan
-    for case in ({"temperature": 0.0}, {}, {"top_k": 50}, {"top_p": 0.99}):
-        sampler = Sampler(ResolvedSampling(**case), vocab_size=2500, top_logprobs=3)  # type: ignore[arg-type]
+    cases: list[dict[str, Any]] = [{"temperature": 0.0}, {}, {"top_k": 50}, {"top_p": 0.99}]
+    for case in cases:
+        sampler = Sampler(ResolvedSampling(**case), vocab_size=2500, top_logprobs=3)
         assert all(sampler.sample(row).token_id < 2500 for _ in range(50))
 
 
@@ -249,8 +250,9 @@ def test_ties_take_the_smaller_id_and_top_k_keeps_exactly_k() -> None:
 @pytest.mark.parametrize("size", [1, 2, 1023, 1024, 1025, 2048, 5000])
 def test_every_row_length(size: int) -> None:
     row = row_of(5, 2.0, size)
-    for case in ({}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.0}):
-        assert 0 <= Sampler(ResolvedSampling(**case), vocab_size=size).sample(row).token_id < size  # type: ignore[arg-type]
+    cases: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.0}]
+    for case in cases:
+        assert 0 <= Sampler(ResolvedSampling(**case), vocab_size=size).sample(row).token_id < size
 
 
 def test_settings_come_from_the_request_then_the_model_then_the_default() -> None:
