@@ -14,6 +14,7 @@ from neuron.actors.text.control import ControlMatcher
 Json = dict[str, Any]
 Span = tuple[int, int]
 #: Noncharacters: never assigned, never in exchanged text. Three that the data does not hold are chosen.
+_CONTEXT = 6
 _CANDIDATES = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
@@ -35,12 +36,18 @@ def choose_marks(data: Collection[str]) -> Marks | None:
 
 
 class DataMarker:
-    """Marks the data of one request. `lenient` texts may stand as control in what the model itself wrote."""
+    """Marks the data of one request. `lenient` texts may stand as control in what the model itself wrote.
 
-    def __init__(self, control: ControlMatcher, marks: Marks, lenient: Collection[str]) -> None:
+    `skipped` texts are left unmarked: the template looks for them in the data, and would miss them.
+    """
+
+    def __init__(
+        self, control: ControlMatcher, marks: Marks, lenient: Collection[str], skipped: Collection[str] = ()
+    ) -> None:
         self._control = control
         self._marks = marks
         self._lenient = lenient
+        self._skipped = skipped
 
     def messages(self, messages: list[Json]) -> list[Json]:
         return [self._message(message) for message in messages]
@@ -58,7 +65,7 @@ class DataMarker:
     def text(self, text: str, *, own: bool = False) -> str:
         marked, done = [], 0
         for position, token in self._control.spans(text):
-            if own and token in self._lenient:
+            if token in self._skipped or (own and token in self._lenient):
                 continue
             end = position + len(token)
             marked.append(text[done:position])
@@ -136,15 +143,31 @@ def read_marks(rendered: str, marks: Marks, control: ControlMatcher) -> tuple[st
     return text, spans
 
 
-def spans_by_search(text: str, data: Collection[str], control: ControlMatcher) -> list[Span]:
-    """For templates that treat marked text differently: every place where data with control text comes out."""
-    spans: list[Span] = []
+def tokens_in(data: Collection[str], control: ControlMatcher) -> list[str]:
+    """Distinct control texts that the data holds."""
+    return list(dict.fromkeys(token for text in data for _, token in control.spans(text)))
+
+
+def spans_by_search(text: str, data: Collection[str], control: ControlMatcher, tokens: Collection[str]) -> list[Span]:
+    """For `tokens` that could not be marked: their places in `text` that read as they do in the data.
+
+    A place counts when the data has the same characters on one side of the token.
+    """
+    before: set[tuple[str, str]] = set()
+    after: set[tuple[str, str]] = set()
     for item in data:
-        if not any(control.spans(item)):
-            continue
-        for wanted in {item, item.strip()} - {""}:
-            start = text.find(wanted)
-            while start >= 0:
-                spans.extend((start + at, start + at + len(token)) for at, token in control.spans(wanted))
-                start = text.find(wanted, start + 1)
+        for position, token in control.spans(item):
+            if token in tokens:
+                end = position + len(token)
+                before.add((token, item[max(0, position - _CONTEXT) : position]))
+                after.add((token, item[end : end + _CONTEXT]))
+    spans = []
+    for position, token in control.spans(text):
+        end = position + len(token)
+        sides = [text[max(0, position - width) : position] for width in range(1, _CONTEXT + 1)]
+        rights = [text[end : end + width] for width in range(1, _CONTEXT + 1)]
+        if any((token, side) in before for side in sides) or any((token, side) in after for side in rights):
+            spans.append((position, end))
+        elif (token, "") in before and (token, "") in after:
+            spans.append((position, end))
     return spans

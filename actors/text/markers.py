@@ -7,6 +7,7 @@ REASONING_PAIRS = (
     ("<|think|>", "<|/think|>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
     ("<reasoning>", "</reasoning>"),
@@ -19,8 +20,6 @@ TOOL_CALL_PAIRS = (
     ("<tool_call>", "</tool_call>"),
     ("<seed:tool_call>", "</seed:tool_call>"),
     ("<minimax:tool_call>", "</minimax:tool_call>"),
-    ("<|tool_call_start|>", "<|tool_call_end|>"),
-    ("<|tool_calls_begin|>", "<|tool_calls_end|>"),
 )
 
 

@@ -1,14 +1,15 @@
 """Renderer: an InferenceRequest becomes a RenderedPrompt, by the model's template in a limited process."""
 
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
-from neuron.actors.errors import InvalidValue, VisionUnsupported
+from neuron.actors.errors import InvalidValue, TemplateError, VisionUnsupported
 from neuron.actors.request import InferenceRequest
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.content_forms import ContentForms, probe_forms
-from neuron.actors.text.data_marks import DataMarker, choose_marks, data_texts, read_marks, spans_by_search
+from neuron.actors.text.data_marks import DataMarker, choose_marks, data_texts, read_marks, spans_by_search, tokens_in
 from neuron.actors.text.normalise import has_images, template_messages, template_tools, thinking_variables
 from neuron.actors.text.segments import opens_reasoning, to_segments
 from neuron.actors.text.template_kwargs import check_template_kwargs
@@ -16,6 +17,20 @@ from neuron.actors.text.template_pool import TemplatePool
 from neuron.actors.text.types import RenderedPrompt
 
 Json = dict[str, Any]
+#: Distinct control texts of one request that are tried one by one.
+_MAX_TRIED = 24
+
+
+class View(NamedTuple):
+    """What one rendering sees."""
+
+    messages: list[Json]
+    tools: list[Json] | None
+    knobs: Json
+
+    def texts(self) -> Iterator[str]:
+        for value in self:
+            yield from data_texts(value)
 
 
 class Renderer:
@@ -52,32 +67,48 @@ class Renderer:
         knobs = thinking_variables(request, source)
         control = model.tokenizer.control
         text = await self._run(model, source, messages, tools, knobs)
-        data = [*data_texts(messages), *data_texts(tools), *data_texts(knobs)]
-        marks = choose_marks(data) if control else None
-        spans: list[tuple[int, int]] = []
-        if marks is not None:
-            marker = DataMarker(control, marks, lenient_texts(model))
-            marked = (marker.messages(messages), marker.value(tools), marker.value(knobs))
-            if marked != (messages, tools, knobs):
-                spans = await self._spans(model, source, text, marked, data, marks)
-        elif control:
-            spans = spans_by_search(text, data, control)
+        view = View(messages, tools, knobs)
+        spans = await self._data_spans(model, source, view, text) if control else []
         segments = to_segments(text, spans)
         return RenderedPrompt(segments=segments, text=text, opens_reasoning=opens_reasoning(model, segments))
 
-    async def _spans(
-        self, model: TextModel, source: str, text: str, marked: tuple[Any, Any, Any], data: list[str], marks: Any
-    ) -> list[tuple[int, int]]:
+    async def _data_spans(self, model: TextModel, source: str, view: "View", text: str) -> list[tuple[int, int]]:
+        """Where data with control-token text came out. Costs a second rendering only when there is such data.
+
+        A template that looks for a control text in its data would render marked data differently: then each text
+        is tried alone, and those that change the output are searched for instead.
+        """
         control = model.tokenizer.control
-        try:
-            rendered, spans = read_marks(await self._run(model, source, *marked), marks, control)
-        except InvalidValue:
-            raise
-        except Exception as error:
-            if getattr(error, "code", "") != "template_error":
-                raise
-            rendered, spans = "", []
-        return spans if rendered == text else spans_by_search(text, data, control)
+        data = list(view.texts())
+        tokens = tokens_in(data, control)
+        marks = choose_marks(data)
+        if marks is None:
+            return spans_by_search(text, data, control, tokens)
+
+        async def attempt(skipped: Collection[str]) -> list[tuple[int, int]] | None:
+            marker = DataMarker(control, marks, lenient_texts(model), skipped)
+            marked = View(marker.messages(view.messages), marker.value(view.tools), marker.value(view.knobs))
+            if marked == view:
+                return []
+            try:
+                rendered, spans = read_marks(await self._run(model, source, *marked), marks, control)
+            except TemplateError:
+                return None
+            return spans if rendered == text else None
+
+        spans = await attempt(())
+        if spans is not None:
+            return spans
+        looked_for = [
+            token
+            for token in tokens[:_MAX_TRIED]
+            if await attempt([other for other in tokens if other != token]) is None
+        ]
+        looked_for += tokens[_MAX_TRIED:]
+        spans = await attempt(looked_for)
+        if spans is None:
+            looked_for, spans = tokens, []
+        return spans + spans_by_search(text, data, control, looked_for)
 
     async def _forms(self, model: TextModel, source: str, images: bool) -> ContentForms:
         """How the template takes content; found once per template by rendering two probes."""
