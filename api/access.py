@@ -149,9 +149,14 @@ def presented_key(headers: Headers) -> str | None:
 def host_name(host: str) -> str:
     """The name of a Host header without its port, in lower case."""
     host = host.strip().lower()
+    name, port = host, ""
     if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+        inner, _, port = host.partition("]")
+        name = inner + "]"
+    elif ":" in host:
+        name, _, port = host.partition(":")
+        port = f":{port}"
+    return name if not port or (port[0] == ":" and port[1:].isdigit()) else host
 
 
 def is_loopback(host: str) -> bool:

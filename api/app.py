@@ -21,6 +21,7 @@ def create_app(daemon: Daemon, access: Access) -> Edge:
     app.config["BODY_TIMEOUT"] = None
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["PROPAGATE_EXCEPTIONS"] = False
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     # Redirects would lose the API's shape, and ids may hold doubled slashes only to be refused.
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = False

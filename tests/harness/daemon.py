@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import psutil
 from openai import OpenAI
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +33,15 @@ def _qualified(name: str) -> str:
 def say(*pieces: Any, **turn: Any) -> dict[str, Any]:
     """A script with one turn that emits `pieces`; keyword arguments are keys of the turn."""
     return {"turns": [{"emit": list(pieces), **turn}]}
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    direct = [int(word) for text in lists for word in text.split()]
+    return direct + [below for child in direct for below in _children(child)]
 
 
 class DaemonProcess:
@@ -156,7 +164,7 @@ class DaemonProcess:
 
     def descendants(self) -> list[int]:
         """Pids of every process below the daemon."""
-        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        return _children(self.pid)
 
     def model_id(self, name: str) -> str:
         return scripted_id(name)
