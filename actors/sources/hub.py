@@ -3,6 +3,8 @@
 What was fetched before is served from the cache when the server cannot be reached.
 """
 
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +26,9 @@ from neuron.actors.errors import InvalidModelId, PreflightError, RepoFetchFailed
 from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.local import LocalRepository
 from neuron.actors.sources.repository import ReportProgress, confined
+from neuron.runtime.logs import get_logger
+
+log = get_logger("sources.hub")
 
 TIMEOUT_S = 10.0
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
@@ -96,8 +101,23 @@ class HubRepository:
                     f"{path.name} came with another size than listed.", model_id=self.model_id.bare, cause="truncated"
                 )
             done += size
+        self._remember()
         progress("fetch", 1.0)
         return self._snapshot()
+
+    def _remember(self) -> None:
+        """Note in the cache which snapshot is the newest, where the client looks for it when it is offline."""
+        reference = self._repository_folder() / "refs" / "main"
+        try:
+            if reference.is_file() and reference.read_text(encoding="ascii") == self._revision:
+                return
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            draft = reference.with_name(f"main.{os.getpid()}.{threading.get_ident()}")
+            draft.write_text(self._revision, encoding="ascii")
+            draft.replace(reference)
+        except OSError as error:
+            # A cache that cannot be written still serves; only the offline start is lost.
+            log.warning("cache reference not written", model=self.model_id.qualified, error=str(error))
 
     def _listing(self) -> dict[str, int]:
         api = HfApi(endpoint=self._endpoint, token=self._token)
