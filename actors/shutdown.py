@@ -30,7 +30,7 @@ async def shut_down(catalogue: Catalogue, desk: LoadDesk, devices: DeviceSet, dr
     await _until_idle(catalogue, drain_s)
     for entry in catalogue:
         entry.end_sessions(_stopping)
-    await _until_idle(catalogue, END_S)
+    await _until_idle(catalogue, END_S, report=True)
     with anyio.move_on_after(UNLOAD_S + 1.0):
         async with anyio.create_task_group() as tasks:
             for entry in catalogue:
@@ -49,8 +49,8 @@ async def shut_down(catalogue: Catalogue, desk: LoadDesk, devices: DeviceSet, dr
         log.error("device processes are stuck", devices=stuck)
 
 
-async def _until_idle(catalogue: Catalogue, seconds: float) -> None:
+async def _until_idle(catalogue: Catalogue, seconds: float, *, report: bool = False) -> None:
     deadline = time.monotonic() + seconds
     for entry in catalogue:
-        if not await entry.wait_idle(max(0.0, deadline - time.monotonic())):
+        if not await entry.wait_idle(max(0.0, deadline - time.monotonic())) and report:
             log.error("a request is stuck", model=entry.model_id, device=entry.device_id)

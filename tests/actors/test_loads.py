@@ -1,0 +1,112 @@
+"""Loads and unloads over real device processes: single flight, conflicts, races with streams, kept failures."""
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from neuron.actors.daemon import LoadOutcome, LoadProgress, LoadRequest, ModelState
+from neuron.actors.errors import AlreadyLoaded, ModelNotFound
+from neuron.actors.events import TextDelta
+from neuron.runtime.errors import NeuronError
+from tests.actors.host import EOS, daemon, drain, read_until, turn
+
+pytestmark = pytest.mark.anyio
+FOX = turn("The quick br", "own", " fox", EOS)
+ENDLESS = turn("x", repeat=True, delay_ms=2)
+
+
+async def test_bare_qualified_and_other_case_name_the_same_model(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        infos = [host.registry.model(name) for name in ("test/fox", "scripted:test/fox", "Test/FOX")]
+        assert {info.id for info in infos} == {"test/fox"}
+        assert {info.source_id for info in infos} == {"scripted:test/fox"}
+        with pytest.raises(ModelNotFound):
+            host.registry.model("test/other")
+        again = await host.registry.load(LoadRequest(model_id="test/fox"))
+        assert again == LoadOutcome("loaded", already=True)
+        await host.registry.unload("test/fox")
+        assert host.registry.models() == []
+
+
+async def test_two_loads_at_once_are_one(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        outcomes: list[object] = []
+
+        async def load() -> None:
+            outcomes.append(await host.load("fox"))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(load)
+        assert outcomes == [LoadOutcome("loaded")] * 8
+        assert next(host.registry._loader._handles) == 2
+
+
+async def test_a_conflicting_specification_is_refused(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        assert (await host.load("fox", devices=("cpu",))).already
+        with pytest.raises(AlreadyLoaded, match="already loaded") as caught:
+            await host.load("fox", devices=("cpu:1",))
+        assert caught.value.status == 409
+        with pytest.raises(AlreadyLoaded):
+            await host.load("fox", max_context=17)
+
+
+async def test_progress_of_a_load_ends_with_its_outcome(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        request = LoadRequest(model_id="scripted:test/fox")
+        reports = [report async for report in host.registry.load_progress(request)]
+        assert reports[-1] == LoadOutcome("loaded")
+        assert all(isinstance(report, LoadProgress) for report in reports[:-1])
+        assert len(reports) > 1
+
+
+async def test_a_chat_during_a_load_waits_for_it(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host, anyio.create_task_group() as tasks:
+        tasks.start_soon(host.load, "fox")
+        while not host.registry.models():
+            await anyio.lowlevel.checkpoint()
+        assert host.state("fox") is ModelState.LOADING
+        assert (await host.ask("fox")).text == "The quick brown fox"
+
+
+async def test_unload_while_streaming_and_load_during_unload(tmp_path: Path) -> None:
+    """LIFE-08."""
+    async with daemon(tmp_path, {"endless": ENDLESS}) as host:
+        stream = await host.submit("endless", max_tokens=4000)
+        waiting = await host.submit("endless")
+        await read_until(stream, TextDelta)
+        old = host.entry("endless")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(host.registry.unload, "test/endless")
+            await anyio.lowlevel.checkpoint()
+            assert host.state("endless") is ModelState.UNLOADING
+            with pytest.raises(NeuronError) as caught:
+                await host.submit("endless")
+            assert caught.value.code == "model_unloading"
+            assert await host.load("endless") == LoadOutcome("loaded")
+        assert host.entry("endless") is not old
+        assert (await drain(stream)).code == "model_unloading"
+        assert (await drain(waiting)).code == "model_unloading"
+        assert (await host.ask("endless", max_tokens=2)).text == "xx"
+        with pytest.raises(ModelNotFound):
+            await host.registry.unload("test/nothing")
+
+
+async def test_a_load_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        with pytest.raises(NeuronError) as caught:
+            await host.load("missing")
+        assert caught.value.status == 422
+        assert host.registry.models() == []
+        failed = host.registry.models(everything=True)
+        assert [(info.id, info.state) for info in failed] == [("test/missing", ModelState.FAILED)]
+        assert failed[0].reason is not None
+        assert failed[0].reason.startswith(caught.value.code)
+        with pytest.raises(ModelNotFound):
+            await host.submit("missing")
+        host.write("missing", FOX)
+        assert await host.load("missing") == LoadOutcome("loaded")
+        assert (await host.ask("missing")).text == "The quick brown fox"
