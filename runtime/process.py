@@ -103,8 +103,8 @@ class ChildProcess:
         self._exited = anyio.Event()
         self._status: ExitStatus | None = None
         self._loop = asyncio.get_running_loop()
-        self._pump = StderrPump(stderr_fd, name, process.pid)
         self._pidfd = os.pidfd_open(process.pid)
+        self._pump = StderrPump(stderr_fd, name, process.pid)
         # The pidfd alone tells of the end: a grandchild can hold the pipe and the link open for long after.
         self._loop.add_reader(self._pidfd, self._reap)
 
@@ -127,7 +127,7 @@ class ChildProcess:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("child processes are started on the main thread only")
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", module, "--fd", str(link_fd), "--parent", str(os.getpid()), *arguments]
+        command = [sys.executable, "-P", "-m", module, "--fd", str(link_fd), "--parent", str(os.getpid()), *arguments]
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - returns once the new program runs; asyncio's own costs a thread
                 command,
@@ -143,7 +143,13 @@ class ChildProcess:
             raise
         finally:
             os.close(write_fd)
-        return cls(process, read_fd, name)
+        try:
+            return cls(process, read_fd, name)
+        except BaseException:  # no descriptor left to watch it with
+            process.kill()
+            process.wait()
+            os.close(read_fd)
+            raise
 
     @classmethod
     async def spawn_linked(
@@ -230,7 +236,10 @@ _PARENT_ONLY = frozenset(
 
 
 def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key not in _PARENT_ONLY}
+    # With `-P` and our own import path the child imports from where we do, and never from the directory that the
+    # daemon happens to run in.
+    kept = {key: value for key, value in environment.items() if key not in _PARENT_ONLY}
+    return kept | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
 
 def _signal_name(number: int) -> str:

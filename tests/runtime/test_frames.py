@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import random
 import struct
 
 import msgspec
@@ -110,3 +111,41 @@ def test_a_message_over_the_cap_is_refused_by_the_sender() -> None:
     with pytest.raises(ProtocolError):
         encoder.encode(Number(1, b"x" * 200))
     assert len(encoder.encode(Number(1, b"x" * 50))) < 104
+
+
+def mutate(random_source: random.Random, stream: bytes) -> bytes:
+    """A few random edits: bytes set, cut out, doubled or put in."""
+    data = bytearray(stream)
+    for _ in range(random_source.randint(1, 4)):
+        at = random_source.randrange(len(data) + 1)
+        match random_source.randrange(4):
+            case 0:
+                data[at : at + 1] = random_source.randbytes(1)
+            case 1:
+                del data[at : at + random_source.randint(1, 8)]
+            case 2:
+                data[at:at] = data[max(0, at - random_source.randint(1, 16)) : at]
+            case _:
+                data[at:at] = random_source.randbytes(random_source.randint(1, 8))
+    return bytes(data)
+
+
+def fuzz(seed: int, count: int) -> int:
+    """Feed `count` mutated streams; gives how many were refused. Anything but ProtocolError comes out."""
+    source, encoder, refused = random.Random(seed), FrameEncoder(), 0
+    corpus = [Text(""), Text("héllo"), Number(-1, b"\0" * 9), Number(2**62, b"x" * 40), Text("y" * 300)]
+    frames = [bytes(encoder.encode(message)) for message in corpus]
+    for _ in range(count):
+        decoder: FrameDecoder[Message] = FrameDecoder(Message, 4096)
+        decoder.feed(mutate(source, b"".join(source.choices(frames, k=source.randint(1, 3)))))
+        try:
+            for message in _drain(decoder):
+                assert isinstance(message, (Text, Number))
+        except ProtocolError:
+            refused += 1
+    return refused
+
+
+def test_ten_thousand_mutated_streams() -> None:
+    refused = fuzz(seed=1, count=10_000)
+    assert 1_000 < refused < 10_000  # else the edits test nothing

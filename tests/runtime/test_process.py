@@ -1,6 +1,8 @@
 """Child processes: started afresh, seen to end at once, reaped, their words logged, none left behind."""
 
+import errno
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -248,6 +250,48 @@ async def test_a_failed_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(FileNotFoundError):
         await ChildProcess.spawn_linked(PROGRAMS, name="test", arguments=["echo"])
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_child_that_cannot_be_watched_is_not_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 41: descriptors run out between the start and the watch."""
+    started: list[int] = []
+
+    def none_left(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        await ChildProcess.spawn_linked(PROGRAMS, name="test", arguments=["stubborn"])
+    assert not _exists(started[0])
+
+
+async def test_children_are_started_afresh_whatever_the_start_method() -> None:
+    """LIFE-06: an embedding program has asked for fork; the child is a new interpreter all the same."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        worker = await Worker.start("echo")
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    command = Path(f"/proc/{worker.child.pid}/cmdline").read_bytes().split(b"\0")  # noqa: ASYNC240
+    assert command[:4] == [sys.executable.encode(), b"-P", b"-m", PROGRAMS.encode()]
+    assert await worker.child.stop(5)
+    worker.link.close()
+
+
+async def test_the_working_directory_is_no_place_to_import_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(99)")
+    monkeypatch.chdir(tmp_path)
+    worker = await Worker.start("echo")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        worker.link.post(Text("hello"))
+        assert await worker.receive() == Text("hello")
+        await worker.child.stop(5)
 
 
 @pytest.mark.usefixtures("nothing_left")
