@@ -63,6 +63,7 @@ class InProcessWorker:
         self.link.close()
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
+        del self._loop  # A process's end gives its mappings back; here the object's does.
 
     def ended(self) -> int:
         """The exit status; waits for it."""

@@ -27,9 +27,10 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns once no further beat can be sent."""
+        """Returns once no further beat is sent, or after a moment when the daemon does not read."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -79,7 +79,6 @@ class WorkerLoop:
                 if job is not None:
                     self._answer(job)
         except _Ended:
-            self._heart.stop()
             return EXIT_OK
         except DeadDevice:
             return EXIT_DEVICE_FAULT
@@ -88,6 +87,8 @@ class WorkerLoop:
             return EXIT_PROTOCOL
         except LinkClosed:
             return EXIT_ORPHAN
+        finally:
+            self._heart.stop()
 
     def _greet(self) -> bool:
         hello = self._link.receive(None)
@@ -174,6 +175,7 @@ class WorkerLoop:
 
     def _probe_now(self) -> None:
         self._hit("worker.probe")
+        self._platform.trim()
         self._platform.probe()
 
     def _probe(self, job: jobs.Probe) -> Reply:
