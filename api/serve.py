@@ -22,6 +22,7 @@ from neuron.api.server.listener import Listener, bind
 from neuron.runtime.lifecycle import Deadman, StopSignals, exit_now
 from neuron.runtime.logs import configure_logging, get_logger, log_loop_exceptions
 from neuron.runtime.notify import Notifier
+from neuron.runtime.shm import sweep_stale
 
 _log = get_logger("neuron.serve")
 #: Seconds that connections get to send their last bytes once all streams have ended.
@@ -36,6 +37,8 @@ def serve(settings: Settings, environment: Any) -> None:
     sock = bind(settings.server.host, settings.server.port)
     configure_logging(settings.logging.level, settings.logging.format)
     version_body()
+    if stale := sweep_stale():
+        _log.info("removed shared memory of dead owners", segments=len(stale))
     try:
         anyio.run(_Server(settings, access, sock, Notifier.from_environment(environment)).run, backend="asyncio")
     except BaseException as error:
