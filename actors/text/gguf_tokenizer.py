@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
 from neuron.actors.text.control import AddedToken, is_control
+from neuron.actors.text.native import native_errors
 from neuron.actors.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
 
@@ -25,6 +26,10 @@ _END_TEXTS = frozenset(
         "<turn|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
     }
 )  # fmt: skip
+
+
+#: Longer pieces of a scored vocabulary are not reachable by merges (real ones have at most 48 characters).
+_LONGEST_PIECE = 256
 
 
 class TokenType(IntEnum):
@@ -110,15 +115,11 @@ def gguf_tokenizer(
     control = [token for token in added if is_control(token, template_texts)]
     held = {token.id for token in control}
     plain = [token for token in added if token.id not in held]
-    try:
+    with native_errors("The tokenizer's merges or tokens do not fit together.", model_id):
         native, piece = _builder(vocabulary)(vocabulary, plain)
-    except InvalidTokenizer:
-        raise
-    except Exception as error:
-        raise vocabulary.invalid("The tokenizer's merges or tokens do not fit together.") from error
     added_ids = {token.id for token in added}
     token_bytes = [
-        text.encode() if index in added_ids else piece(text, vocabulary.types[index])
+        text.encode(errors="replace") if index in added_ids else piece(text, vocabulary.types[index])
         for index, text in enumerate(vocabulary.tokens)
     ]
     bos, eos = vocabulary.id("bos"), vocabulary.id("eos")
@@ -161,6 +162,9 @@ def _added_tokens(vocabulary: GgufVocabulary) -> list[AddedToken]:
 def _end_ids(vocabulary: GgufVocabulary, added: Sequence[AddedToken]) -> frozenset[int]:
     named = {vocabulary.id("eos"), vocabulary.id("eot"), vocabulary.id("eom")} - {None}
     known = {token.id for token in added if token.special and token.text in _END_TEXTS}
+    texts = {token.text: token.id for token in added}
+    if "<|return|>" in texts and "<|end|>" in texts:
+        known.discard(texts["<|end|>"])  # there it ends a message within the turn
     return frozenset(index for index in named | known if index is not None)
 
 
@@ -264,6 +268,8 @@ def _merges_by_score(tokens: Sequence[str], scores: Sequence[float], ids: Mappin
     """Every way to join two pieces to a third, the best score of the joined piece first."""
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for text, score in zip(tokens, scores, strict=True):
+        if len(text) > _LONGEST_PIECE:
+            continue
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in ids and right in ids:

@@ -11,6 +11,7 @@ from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
 from neuron.actors.text.control import AddedToken, is_control
 from neuron.actors.text.generation_defaults import read_object
+from neuron.actors.text.native import native_errors
 from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
 
 #: A vocabulary of 250,000 pieces is about 20 MB of JSON.
@@ -25,16 +26,12 @@ def hf_tokenizer(
     """The tokenizer of `directory`. `eos_ids`: end tokens that config files name. Raises InvalidTokenizer."""
     content = _read(directory / "tokenizer.json", model_id)
     config = read_object(directory / "tokenizer_config.json")
-    try:
+    with native_errors("tokenizer.json cannot be used.", model_id):
         description: Json = msgspec.json.decode(content, type=dict[str, Any])
         added = _added_tokens(description, config)
         control = [token for token in added if is_control(token, template_texts)]
         native = _native(description, control)
         return _assemble(native, description, config, added, control, eos_ids)
-    except InvalidTokenizer:
-        raise
-    except Exception as error:
-        raise InvalidTokenizer("tokenizer.json cannot be used.", model_id=model_id) from error
 
 
 def _read(path: Path, model_id: str) -> bytes:
