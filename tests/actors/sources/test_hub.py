@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import huggingface_hub.constants
 import msgspec
 import numpy as np
 import pytest
@@ -338,11 +339,14 @@ def test_unreachable_without_a_cache(hub: Hub, settings: Settings) -> None:
     assert hub.url not in error.message
 
 
-def test_an_interrupted_download_resumes(hub: Hub, settings: Settings) -> None:
+def test_an_interrupted_download_resumes(hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client keeps whole chunks of what came; smaller ones so that a small file has several.
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 64 << 10)
     hub.repos["org/name"] = sharded_repo()
     name = "model-00001-of-00003.safetensors"
     whole = hub.repos["org/name"].files[name]
     hub.cut[name] = len(whole) // 2
     assert get(settings).weight_files[0].read_bytes() == whole
     resumed = [r for r in hub.asked(name) if r.range is not None and not r.range.startswith("bytes=0-")]
-    assert [r.sent for r in resumed] == [len(whole) - len(whole) // 2]
+    assert len(resumed) == 1
+    assert resumed[0].sent < len(whole) - len(whole) // 2 + (64 << 10)
