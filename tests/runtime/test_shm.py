@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -124,6 +125,54 @@ def test_a_limit_on_file_size_is_no_signal() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "insufficient_shm 3985408\n", "")
+
+
+def _in_small_shm(code: str) -> "subprocess.CompletedProcess[str]":
+    """Run code where /dev/shm is a file system of 1 MiB; skips where namespaces are not allowed."""
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    try:
+        if subprocess.run([*enter, mount], capture_output=True, timeout=60).returncode != 0:
+            pytest.skip("this machine allows no mount namespace")
+    except FileNotFoundError:
+        pytest.skip("this machine has no unshare")
+    command = [*enter, f'{mount} && exec "$0" -c "$1"', sys.executable, code]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_a_file_system_of_one_mebibyte() -> None:
+    """LIFE-04 and row 37: four rows of a large vocabulary do not fit; a smaller one then does, and can be written."""
+    code = (
+        "from neuron.runtime.shm import SlotSegment\n"
+        "from neuron.runtime.errors import InsufficientShm\n"
+        "try:\n"
+        "    SlotSegment.create(4, 4 * 248320)\n"
+        "except InsufficientShm as error:\n"
+        "    print(error.extra['needed_bytes'], error.extra['free_bytes'])\n"
+        "segment = SlotSegment.create(1, 1 << 19)\n"
+        "segment.row(0)[:] = 1.0\n"
+        "try:\n"
+        "    SlotSegment.create(1, 1 << 19)\n"
+        "except InsufficientShm as error:\n"
+        "    print(error.extra['needed_bytes'], error.extra['free_bytes'])\n"
+        "print(int(segment.row(0).sum()))\n"
+    )
+    done = _in_small_shm(code)
+    assert done.stderr == ""
+    assert done.stdout == "3985408 1048576\n528384 520192\n131072\n"
+
+
+def test_without_the_reserve_the_same_write_is_fatal() -> None:
+    """The negative control of the test above."""
+    code = (
+        "import os\n"
+        "os.posix_fallocate = lambda fd, start, length: os.ftruncate(fd, length)\n"
+        "from neuron.runtime import mapping, shm\n"
+        "mapping._free_bytes = lambda: 1 << 40\n"
+        "shm.SlotSegment.create(4, 4 * 248320).row(3)[:] = 1.0\n"
+        "shm.SlotSegment.create(4, 4 * 248320).row(0)[:] = 1.0\n"
+    )
+    assert _in_small_shm(code).returncode == -signal.SIGBUS
 
 
 @pytest.mark.parametrize(
