@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,8 +38,7 @@ class _Ended(Exception):
     """Shutdown was answered."""
 
 
-class Binds(Protocol):
-    def __call__(self, device: str) -> Platform: ...
+Binds = Callable[[str], Platform]
 
 
 class WorkerLoop:
@@ -53,18 +52,6 @@ class WorkerLoop:
         self._platform: Platform
         self._slab: Slab
         self._heart = Heartbeat(link)
-        self._handlers: dict[type, Callable[..., Reply]] = {
-            jobs.QueryVram: self._query_vram,
-            jobs.Probe: self._probe,
-            jobs.AttachSlots: self._attach,
-            jobs.LoadDense: self._load,
-            jobs.LoadGguf: self._load,
-            jobs.LoadScripted: self._load,
-            jobs.Drop: self._drop,
-            jobs.ClearKv: self._clear_kv,
-            jobs.ForwardLogits: self._forward,
-            jobs.Shutdown: self._shutdown,
-        }
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -163,10 +150,10 @@ class WorkerLoop:
             _log.warning("sequence not cleared", reason=str(error))
 
     def _dispatch(self, job: Job) -> Reply:
-        handler = self._handlers.get(type(job))
+        handler = _HANDLERS.get(type(job))
         if handler is None:
             raise RequestFault("unsupported", f"{type(job).__name__} is not supported by this build")
-        return handler(job)
+        return handler(self, job)
 
     # -- jobs ------------------------------------------------------------------------------------
 
@@ -260,6 +247,21 @@ class WorkerLoop:
                 self._link.send(Garbage("not a reply"))
             case _:
                 self._link.send(reply)
+
+
+#: Jobs that are not here (tensor-parallel groups, vision) are answered with a Fault named "unsupported".
+_HANDLERS: dict[type, Callable[[WorkerLoop, Any], Reply]] = {
+    jobs.QueryVram: WorkerLoop._query_vram,
+    jobs.Probe: WorkerLoop._probe,
+    jobs.AttachSlots: WorkerLoop._attach,
+    jobs.LoadDense: WorkerLoop._load,
+    jobs.LoadGguf: WorkerLoop._load,
+    jobs.LoadScripted: WorkerLoop._load,
+    jobs.Drop: WorkerLoop._drop,
+    jobs.ClearKv: WorkerLoop._clear_kv,
+    jobs.ForwardLogits: WorkerLoop._forward,
+    jobs.Shutdown: WorkerLoop._shutdown,
+}
 
 
 class ProbeFailed(Exception):

@@ -74,7 +74,7 @@ def test_every_text_line_has_a_vector() -> None:
 
 
 def test_names_and_codes_are_unique() -> None:
-    names = [rule.name for rule in (*CODE_RULES, *TEXT_RULES)]
+    names = [rule.name for rule in CODE_RULES] + [rule.name for rule in TEXT_RULES]
     doubled = {name for name in names if names.count(name) > 1}
     assert doubled == {"out_of_memory"}  # The same finding by code and by text.
     assert len({rule.code for rule in CODE_RULES}) == len(CODE_RULES)

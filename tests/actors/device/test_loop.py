@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,10 @@ H = ArchHandle(1)
 S = Sequence(0)
 TOKENS = np.array([104, 105], "<i4").tobytes()
 STICKY_AND_FATAL = [rule for rule in CODE_RULES if rule.verdict is Verdict.FATAL]
+
+
+def _attach_of(name: str, rows: int, row_bytes: int, job: int) -> Job:
+    return jobs.AttachSlots(job, H, name, rows, row_bytes)
 
 
 def _arm(path: Path, *entries: dict[str, object]) -> str:
@@ -136,7 +141,7 @@ def test_slots_of_the_wrong_shape_or_place_are_refused(script_path: str) -> None
         row_bytes = driver.loaded.vocab_size * 4
         small = SlotSegment.create(1, row_bytes)
         for rows, size, name in ((1, row_bytes - 4, small.name), (2, row_bytes, small.name), (1, row_bytes, "../x")):
-            found = worker.ask(lambda job, a=name, b=rows, c=size: jobs.AttachSlots(job, H, a, b, c))
+            found = worker.ask(partial(_attach_of, name, rows, size))
             assert isinstance(found, Fault)
             assert not found.device_fault
         assert isinstance(driver.forward(b"hi", 0, slot=2), Fault)

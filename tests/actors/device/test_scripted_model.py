@@ -1,6 +1,8 @@
 """The scripted backend through the worker's loop (level 1): tokens, turns, padding, host faults."""
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 
 from neuron.actors.device import jobs
 from neuron.actors.device.jobs import ArchHandle, Fault
-from neuron.actors.device.worker import scripted
 from neuron.actors.scripted import ScriptVocabulary, read_script
 from tests.harness.level1 import Driver, InProcessWorker
 from tests.harness.scripts import EOS, fault, turn, write_script
@@ -35,6 +36,10 @@ def driver_of(worker: InProcessWorker, tmp_path: Path) -> Iterator[Any]:
     yield make
     for driver in made:
         driver.close()
+
+
+def _load_of(path: str, job: int) -> jobs.Job:
+    return jobs.LoadScripted(job, ArchHandle(1), path)
 
 
 def _text(driver: Driver, path: Path, prompt: bytes, limit: int = 8) -> bytes:
@@ -192,7 +197,7 @@ def test_a_bad_script_is_a_load_error(worker: InProcessWorker, tmp_path: Path) -
     path = tmp_path / "bad.json"
     path.write_bytes(b'{"turns": 1}')
     for place in (path, tmp_path / "absent.json"):
-        found = worker.ask(lambda job, place=place: jobs.LoadScripted(job, ArchHandle(1), str(place)))
+        found = worker.ask(partial(_load_of, str(place)))
         assert isinstance(found, Fault)
         assert (found.kind, found.name, found.device_fault) == ("load", "invalid_model_config", False)
         assert str(tmp_path) not in found.public
@@ -203,7 +208,7 @@ def test_delays_are_taken_before_each_token_and_for_each_prompt_token(
     driver_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(scripted.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     driver = driver_of(turn("a", "b", delay_ms=250, prefill_ms_per_token=10))
     driver.forward(b"12345", 0, slot=None)
     driver.forward(b"678", 5)

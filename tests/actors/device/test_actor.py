@@ -1,0 +1,235 @@
+"""The device actor with real processes (level 2): life, jobs, cached facts. Faults have tests/fault/."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from neuron.actors.daemon import PoisonRecord
+from neuron.actors.device import jobs
+from neuron.actors.device.actor import DeviceActor
+from neuron.actors.device.jobs import ArchHandle
+from neuron.actors.errors import DeviceUnavailable, InvalidConfig
+from neuron.runtime import process as runtime_process
+from neuron.runtime.errors import InternalError, ShuttingDown, WorkerDied, WorkerUnresponsive
+from tests.harness.invariants import gone
+from tests.harness.level2 import FAST, device
+from tests.harness.scripts import EOS, fault, turn, write_script
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return write_script(tmp_path, "plain", turn("a", "b", "c", repeat=True))
+
+
+async def test_a_whole_life(plain: Path) -> None:
+    async with device() as held:
+        assert held.actor.info().state == "idle"
+        assert held.actor.info().vram_total_mb > 0
+        model = await held.model(plain)
+        pid = held.pid
+        assert held.actor.info().state == "ready"
+        assert await model.generate(b"hi" * 700, 4) == [97, 98, 99, 97]
+        assert (await held.actor.ensure_started()).pid == pid
+        await model.drop()
+        assert held.actor.starts == 1
+    assert gone(pid)
+    assert held.deaths == []
+
+
+async def test_a_process_for_scripts_loads_no_tensor_library(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        await model.generate(b"hi", 2)
+        maps = await anyio.Path(f"/proc/{held.pid}/maps").read_text()
+        assert not re.search(r"libtorch|libcuda|llvmlite", maps)
+        await model.drop()
+
+
+async def test_the_segment_has_no_name_once_attached(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        mine = f"neuron-{os.getpid()}-"
+        assert [name for name in os.listdir("/dev/shm") if name.startswith(mine)] == []
+        assert await model.generate(b"hi", 1) == [97]
+        await model.drop()
+
+
+async def test_jobs_need_a_running_process() -> None:
+    async with device() as held:
+        with pytest.raises(WorkerDied):
+            held.actor.post(jobs.QueryVram)
+        with pytest.raises(WorkerDied):
+            await held.actor.call(jobs.QueryVram)
+
+
+async def test_starting_at_once_from_many_callers_starts_one(plain: Path) -> None:
+    async with device() as held:
+        pids: list[int] = []
+
+        async def start() -> None:
+            pids.append((await held.actor.ensure_started()).pid)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(start)
+        assert len(set(pids)) == 1
+        assert held.actor.starts == 1
+
+
+async def test_jobs_may_be_queued_ahead(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        await model.clear()
+        prompt = [model.post([104] * 100, 100 * chunk, None) for chunk in range(5)]
+        last = model.post([105], 500)
+        assert model.token(await last.reply()) == 97
+        assert all(pending.done for pending in prompt)
+        await model.drop()
+
+
+async def test_a_cancelled_caller_leaves_its_answer_to_nobody(tmp_path: Path) -> None:
+    """Cancelled between sending a job and reading its reply: the next caller gets its own."""
+    slow = write_script(tmp_path, "slow", turn("a", "b", delay_ms=300))
+    async with device() as held:
+        model = await held.model(slow)
+        await model.clear()
+        with anyio.move_on_after(0.05) as scope:
+            await model.post([104], 0).reply()
+        assert scope.cancelled_caught
+        assert await model.generate(b"x", 1) == [97]
+        assert held.actor.counters.late == 1
+        assert held.deaths == []
+        await model.drop()
+
+
+async def test_load_errors_are_typed_and_poison_nothing(tmp_path: Path, plain: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    async with device() as held:
+        with pytest.raises(InvalidConfig) as caught:
+            await held.model(bad)
+        assert str(tmp_path) not in caught.value.message
+        with pytest.raises(InternalError):
+            await held.actor.call(jobs.GroupSanity)
+        model = await held.model(plain)
+        assert await model.generate(b"hi", 1) == [97]
+        assert held.deaths == []
+        await model.drop()
+
+
+async def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    control = tmp_path / "control.json"
+    text = "CUDA error: no CUDA-capable device is detected"
+    control.write_text(json.dumps([{"point": "worker.start", "action": "raise", "text": text}]))
+    async with device(failpoints=control) as held:
+        for _ in range(4):  # It is no crash loop: the reason stays visible.
+            with pytest.raises(DeviceUnavailable):
+                await held.actor.ensure_started()
+        assert held.deaths == []
+
+
+async def test_progress_reaches_the_caller(plain: Path) -> None:
+    async with device() as held:
+        await held.actor.ensure_started()
+        seen: list[jobs.Progress] = []
+        await held.actor.call(lambda job: jobs.LoadScripted(job, ArchHandle(900), str(plain)), on_progress=seen.append)
+        assert seen[-1].fraction == 1.0
+
+
+async def test_figures_are_cached(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        await held.actor.call(jobs.QueryVram)
+        assert held.actor.info().vram_used_mb > 0
+        assert held.actor.info().last_seen_s is not None
+        await model.drop()
+
+
+async def test_restart_gives_a_fresh_process(plain: Path) -> None:
+    async with device() as held:
+        first = (await held.actor.ensure_started()).pid
+        second = (await held.actor.restart()).pid
+        assert first != second
+        assert gone(first)
+        assert held.deaths == []
+        model = await held.model(plain)
+        assert await model.generate(b"hi", 1) == [97]
+        await model.drop()
+
+
+async def test_stop_is_bounded_when_the_process_is_stuck(tmp_path: Path) -> None:
+    stuck = write_script(tmp_path, "stuck", turn("a", fault=fault("hang")))
+    async with device(limits=msgspec.structs.replace(FAST, step_seconds=60.0)) as held:
+        model = await held.model(stuck)
+        pid = held.pid
+        pending = model.post([104], 0)
+        await held.actor.stop(0.3)
+        assert gone(pid)
+        with pytest.raises(ShuttingDown):
+            await pending.reply()
+        with pytest.raises(ShuttingDown):
+            await held.actor.ensure_started()
+        assert held.deaths == []
+        model.slots.close()
+
+
+async def test_an_orderly_stop_ends_the_process_by_itself(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    kill = runtime_process.ChildProcess.kill
+
+    def note(self: runtime_process.ChildProcess) -> None:
+        if self.status is None:
+            killed.append(self.pid)
+        kill(self)
+
+    monkeypatch.setattr(runtime_process.ChildProcess, "kill", note)
+    async with device() as held:
+        await held.model(plain)
+        await held.actor.stop(10)
+    assert killed == []
+
+
+async def test_kill_on_behalf_of_a_group(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        held.actor.kill("rank 1 failed", lambda: WorkerUnresponsive("another rank failed"))
+        with pytest.raises(WorkerUnresponsive):
+            await model.clear()
+        assert (await held.death()).reason == "rank 1 failed"
+        model.slots.close()
+
+
+def _fail(record: PoisonRecord) -> None:
+    raise RuntimeError(record.reason)
+
+
+async def test_a_callback_that_fails_keeps_nobody_from_knowing(plain: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        actor = DeviceActor("cpu", FAST, tasks)
+        heard = anyio.Event()
+        forget = actor.on_death(lambda record: heard.set())
+        actor.on_death(_fail)
+        second = anyio.Event()
+        actor.on_death(lambda record: second.set())
+        forget()
+        ready = await actor.ensure_started()
+        os.kill(ready.pid, signal.SIGKILL)
+        with anyio.fail_after(10):
+            await second.wait()
+        assert not heard.is_set()
+        await actor.stop()
+
+
+async def test_eos_ends_a_script(tmp_path: Path) -> None:
+    async with device() as held:
+        model = await held.model(write_script(tmp_path, "e", turn("a", EOS), special_tokens=["<|im_end|>"]))
+        assert await model.generate(b"hi", 2) == [97, 256]
+        await model.drop()
