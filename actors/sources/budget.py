@@ -4,8 +4,9 @@ import msgspec
 
 from neuron.kernels.formats.model_config import ModelConfig
 
-#: Keys and values are kept in 16 bits.
+#: Keys and values are kept in 16 bits, and in 32 when a load asks for float32 throughout.
 KV_ELEMENT_BYTES = 2
+EXACT_KV_ELEMENT_BYTES = 4
 PREFILL_CHUNK_TOKENS = 512
 _FLOAT_BYTES = 4
 
@@ -27,15 +28,17 @@ def kv_bytes_per_token(config: ModelConfig, ranks: int = 1, element_bytes: int =
 
 
 def workspace_bytes(config: ModelConfig, chunk_tokens: int = PREFILL_CHUNK_TOKENS, ranks: int = 1) -> int:
-    """float32 activations of one prefill chunk: residual, normed input, q/k/v or the linear mixer, gate and up,
-    and one row of logits."""
+    """float32 activations of one prefill chunk (residual, normed input, q/k/v or the linear mixer, gate and up), one
+    row of logits, and the largest matrix of a layer expanded to 16 bits."""
     attention = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     linear = 0
     if config.linear is not None:
         shape = config.linear
         linear = 2 * shape.key_heads * shape.key_dim + 3 * shape.value_heads * shape.value_dim
     row = 3 * config.hidden_size + (max(attention, linear) + 2 * config.intermediate_size) // ranks
-    return (chunk_tokens * row + config.vocab_size) * _FLOAT_BYTES
+    widest = max(config.intermediate_size, 2 * config.num_heads * config.head_dim, linear)
+    expanded = config.hidden_size * widest // ranks * 2
+    return (chunk_tokens * row + config.vocab_size) * _FLOAT_BYTES + expanded
 
 
 def make_budget(
@@ -46,11 +49,12 @@ def make_budget(
     context_length: int,
     ranks: int = 1,
     chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+    kv_element_bytes: int = KV_ELEMENT_BYTES,
     free_bytes: int | None = None,
 ) -> Budget:
     """Budget of one device when `ranks` devices share the matrices; vectors are on every one of them."""
     weights = -(-matrix_bytes // ranks) + vector_bytes
-    per_token = kv_bytes_per_token(config, ranks)
+    per_token = kv_bytes_per_token(config, ranks, kv_element_bytes)
     state = config.state_bytes // ranks
     workspace = workspace_bytes(config, chunk_tokens, ranks)
     kv = per_token * context_length

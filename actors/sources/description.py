@@ -17,10 +17,8 @@ from neuron.kernels.formats.safetensors import FP8, merge_headers
 from neuron.kernels.formats.safetensors_header import SafetensorsTensor
 from neuron.kernels.formats.shard_index import ShardIndex, check_index
 
-#: In-situ quantisations of safetensors, by the name that jobs carry.
-IN_SITU: Mapping[str, GgmlType] = {
-    name: GgmlType[name.upper()] for name in ("bf16", "f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-}
+#: Conversions of safetensors while they are loaded, by the name that jobs carry; what the loader offers.
+IN_SITU: Mapping[str, GgmlType] = {name: GgmlType[name.upper()] for name in ("bf16", "f16", "f32")}
 _FLOAT_BYTES = 4
 
 

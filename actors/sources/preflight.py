@@ -1,13 +1,18 @@
 """Preflight: would this model load, and with how much memory? Answered from headers alone, before any device work."""
 
-from pathlib import Path
-
 import msgspec
 
 from neuron.actors.errors import DoesNotFit, InvalidConfig, PreflightError, TpRequiresSafetensors
 from neuron.actors.scripted import ScriptError, ScriptVocabulary, read_script
 from neuron.actors.sources.artifact import Format, ModelArtifact
-from neuron.actors.sources.budget import PREFILL_CHUNK_TOKENS, Budget, largest_context, make_budget
+from neuron.actors.sources.budget import (
+    EXACT_KV_ELEMENT_BYTES,
+    KV_ELEMENT_BYTES,
+    PREFILL_CHUNK_TOKENS,
+    Budget,
+    largest_context,
+    make_budget,
+)
 from neuron.actors.sources.description import Description, describe_dense, describe_gguf
 from neuron.actors.sources.failures import typed_failures
 from neuron.actors.sources.heads import check_sharding
@@ -15,7 +20,7 @@ from neuron.actors.sources.plan import Plan
 from neuron.kernels.formats.errors import FormatKind
 from neuron.kernels.formats.gguf_header import parse_gguf_header
 from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES
-from neuron.kernels.formats.mapped_file import open_mapped
+from neuron.kernels.formats.mapped_file import read_header, read_small
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.safetensors_header import parse_safetensors_header
 
@@ -106,18 +111,13 @@ def report_of_plan(
 
 
 def _describe(artifact: ModelArtifact) -> Description:
+    files = artifact.weight_files
     if artifact.format is Format.GGUF:
-        mapped = [open_mapped(path, FormatKind.INVALID_GGUF) for path in artifact.weight_files]
-        gguf = [parse_gguf_header(memoryview(file.buffer), file.size, file.name) for file in mapped]
-        return describe_gguf(gguf, [file.name for file in mapped])
-    mapped = [open_mapped(path, FormatKind.CORRUPT_WEIGHTS) for path in artifact.weight_files]
-    dense = [parse_safetensors_header(memoryview(file.buffer), file.size, file.name) for file in mapped]
-    return describe_dense(_config_json(artifact.directory / "config.json"), dense, None, artifact.quant)
-
-
-def _config_json(path: Path) -> bytes:
-    mapped = open_mapped(path, FormatKind.INVALID_CONFIG)
-    return bytes(mapped.buffer[: MAX_CONFIG_BYTES + 1])
+        gguf = [read_header(path, FormatKind.INVALID_GGUF, parse_gguf_header) for path in files]
+        return describe_gguf(gguf, [path.name for path in files])
+    config = read_small(artifact.directory / "config.json", MAX_CONFIG_BYTES, FormatKind.INVALID_CONFIG)
+    dense = [read_header(path, FormatKind.CORRUPT_WEIGHTS, parse_safetensors_header) for path in files]
+    return describe_dense(config, dense, None, artifact.quant)
 
 
 def _report(
@@ -144,6 +144,7 @@ def _report(
             context_length=context,
             ranks=ranks,
             chunk_tokens=chunk_tokens,
+            kv_element_bytes=EXACT_KV_ELEMENT_BYTES if quant == "f32" else KV_ELEMENT_BYTES,
             free_bytes=free_bytes,
         )
 

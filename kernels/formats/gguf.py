@@ -46,8 +46,7 @@ class GgufFile(GgufSet):
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
         """Map and check `path`. Raises FormatError (invalid_gguf, missing_shard, unsupported_model, ...)."""
-        mapped = open_mapped(path, FormatKind.INVALID_GGUF)
-        header = parse_gguf_header(memoryview(mapped.buffer), mapped.size, mapped.name)
+        mapped, header = open_mapped(path, FormatKind.INVALID_GGUF, parse_gguf_header)
         return cls((mapped,), header.metadata, header.tensors)
 
 

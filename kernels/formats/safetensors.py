@@ -30,9 +30,8 @@ class SafetensorsSet:
     @classmethod
     def open(cls, files: Sequence[Path]) -> "SafetensorsSet":
         """Map and check `files`. Raises FormatError (corrupt_weights, missing_shard, unsupported_model, ...)."""
-        parts = tuple(open_mapped(path, FormatKind.CORRUPT_WEIGHTS) for path in files)
-        headers = [parse_safetensors_header(memoryview(part.buffer), part.size, part.name) for part in parts]
-        return cls(parts, merge_headers(headers))
+        opened = [open_mapped(path, FormatKind.CORRUPT_WEIGHTS, parse_safetensors_header) for path in files]
+        return cls(tuple(part for part, _ in opened), merge_headers([header for _, header in opened]))
 
     @property
     def nbytes(self) -> int:

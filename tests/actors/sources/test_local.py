@@ -49,10 +49,10 @@ def refused(code: str, configured: Settings, text: str = "org/name", **asked: An
 
 
 def test_a_directory(root: Path) -> None:
-    artifact = get(settings(root), quant="Q8_0", chat_template_file=root / "org" / "name" / "config.json")
+    artifact = get(settings(root), quant="BF16", chat_template_file=root / "org" / "name" / "config.json")
     assert artifact.weight_files == (root / "org" / "name" / "model.safetensors",)
     assert artifact.directory == root / "org" / "name"
-    assert (artifact.source_id, artifact.quant) == ("local:org/name", "q8_0")
+    assert (artifact.source_id, artifact.quant) == ("local:org/name", "bf16")
     refused("repo_fetch_failed", settings(root), "org/other")
     refused("source_unreadable", settings(root), chat_template_file=root / "absent.jinja")
 

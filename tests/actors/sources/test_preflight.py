@@ -82,14 +82,15 @@ def test_a_report(tmp_path: Path) -> None:
 def test_in_situ_quantisation_counts(tmp_path: Path) -> None:
     model = dense(tmp_path)
     half = preflight(msgspec.structs.replace(model, quant="bf16")).budget
-    eighth = preflight(msgspec.structs.replace(model, quant="q8_0")).budget
+    exact = preflight(msgspec.structs.replace(model, quant="f32")).budget
     whole = preflight(model).budget
     assert whole is not None
     assert half is not None
-    assert eighth is not None
+    assert exact is not None
     vectors = 5 * 32 * 4
     assert (half.weights_bytes - vectors) * 2 == whole.weights_bytes - vectors
-    assert (eighth.weights_bytes - vectors) * 128 == (whole.weights_bytes - vectors) * 34
+    assert exact.weights_bytes == whole.weights_bytes
+    assert exact.kv_bytes == 2 * whole.kv_bytes
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:

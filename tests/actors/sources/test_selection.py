@@ -16,14 +16,14 @@ MIXED = DENSE + GGUF
     [
         (DENSE, None, None, Format.SAFETENSORS, None),
         (DENSE, None, 2, Format.SAFETENSORS, None),
-        (DENSE, "Q8_0", None, Format.SAFETENSORS, "q8_0"),
+        (DENSE, "BF16", None, Format.SAFETENSORS, "bf16"),
         (DENSE, "bf16", 2, Format.SAFETENSORS, "bf16"),
         (GGUF, None, None, Format.GGUF, None),
         (GGUF, "q8_0", 1, Format.GGUF, None),
         (MIXED, None, None, Format.SAFETENSORS, None),
         (MIXED, "q8_0", None, Format.GGUF, None),
-        (MIXED, "q8_0", 2, Format.SAFETENSORS, "q8_0"),
-        (MIXED, "q4_1", None, Format.SAFETENSORS, "q4_1"),
+        (MIXED, "f16", 2, Format.SAFETENSORS, "f16"),
+        (MIXED, "f16", None, Format.SAFETENSORS, "f16"),
     ],
 )
 def test_placements(
@@ -38,7 +38,7 @@ def test_refusals() -> None:
         select(GGUF, "org/name", tensor_parallel=2)
     with pytest.raises(QuantNotFound) as caught:
         select(DENSE, "org/name", quant="q3_k_m")
-    assert "q8_0" in str(caught.value.extra["available"])
+    assert "bf16" in str(caught.value.extra["available"])
     with pytest.raises(QuantNotFound):
         select(MIXED, "org/name", quant="q4_k_m", tensor_parallel=2)
     with pytest.raises(PreflightError, match="config"):
