@@ -143,6 +143,15 @@ class ScriptedModel:
 
     # -- faults ----------------------------------------------------------------------------------
 
+    def will_raise(self) -> bool:
+        """True when a fault that is still to come needs the tensor library's own exceptions."""
+        return any(
+            turn.fault is not None
+            and turn.fault.kind in (FaultKind.DEVICE, FaultKind.OOM)
+            and self._fired.get(index, 0) < turn.fault.times
+            for index, turn in enumerate(self._script.turns)
+        )
+
     def maybe_fail_load(self, step: int) -> None:
         """Fire the load faults that are due at progress report `step`, whatever their turn waits for."""
         for index in range(len(self._script.turns)):
@@ -188,7 +197,7 @@ def load_scripted(
     digest = hashlib.sha256(content).hexdigest()[:32]
     counts = {turn: count for known, turn, count in fired if known == digest}
     model = ScriptedModel(script, digest, counts, on_fault)
-    if any(turn.fault is not None and turn.fault.kind in (FaultKind.DEVICE, FaultKind.OOM) for turn in script.turns):
+    if model.will_raise():
         raising.prepare()
     for step in range(_LOAD_STEPS):
         progress("read", (step + 1) / _LOAD_STEPS)
