@@ -14,6 +14,8 @@ from typing import Any
 import numba
 
 _state = {"ready": False}
+#: Folders whose sources never reach compiled code.
+_NEVER_COMPILED = ("formats", "weights")
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -25,6 +27,11 @@ def compiled(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """A helper of compiled functions, with no entry point and no cache of its own."""
     return numba.njit(function, nogil=True, error_model="numpy", boundscheck=False)
+
+
+def spliced(function: Callable[..., Any]) -> Any:
+    """A helper whose body Numba copies into its callers, so that it is optimised once there and not for itself too."""
+    return numba.njit(function, nogil=True, error_model="numpy", boundscheck=False, inline="always")
 
 
 def cache_directory() -> Path:
@@ -55,6 +62,8 @@ def _source_hash() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).resolve().parent
     for path in sorted(folder.rglob("*.py")):
+        if path.parent.name in _NEVER_COMPILED and path.name != "ggml_types.py":
+            continue
         digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

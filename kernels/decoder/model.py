@@ -8,7 +8,7 @@ from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.rope import Rope
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, STEP_ROWS, Workspace
 from neuron.kernels.decoder.prefill import Prefill
-from neuron.kernels.decoder.step import run_head, run_step
+from neuron.kernels.decoder.step import run_step
 from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.engine import ModelMemory
 from neuron.kernels.formats.ggml_types import GgmlType
@@ -108,14 +108,14 @@ class DecoderModel:
         self._rope.table(positions, self._rope_table[:n])
         rows = 0 if logits is None else 1
         target = 0 if logits is None else logits.ctypes.data
-        if n <= STEP_ROWS:
-            splits = self._splits(n, first + n)
-            self._team.run(run_step, n, splits, tokens, space.table, space.shape, space.buffers, target, rows)
-        else:
+        layers = self.config.num_layers
+        if n > STEP_ROWS:
             with torch.inference_mode():
                 self._prefill.run(tokens, cache)
-            if rows:
-                self._team.run(run_head, n, space.table, space.shape, space.buffers, target, rows)
+            layers = 0
+        if layers or rows:
+            splits = self._splits(n, first + n)
+            self._team.run(run_step, n, splits, layers, tokens, space.table, space.shape, space.buffers, target, rows)
         cache.length = first + n
 
     def _splits(self, n: int, length: int) -> int:

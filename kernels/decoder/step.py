@@ -13,7 +13,7 @@ from neuron.kernels.attention.step import (
     write_row,
 )
 from neuron.kernels.decoder import plan
-from neuron.kernels.jit import compiled, inlined
+from neuron.kernels.jit import compiled, spliced
 from neuron.kernels.quant.memory import load_i64
 from neuron.kernels.quant.products import expand_row_f32, multiply_rows
 from neuron.kernels.quant.rows import quantise_row
@@ -28,14 +28,14 @@ GATE_BIAS, UP_BIAS, DOWN_BIAS, CACHE_LAYER = plan.GATE_BIAS, plan.UP_BIAS, plan.
 EMBEDDING, HEAD, FINAL_NORM, FULL = plan.EMBEDDING, plan.HEAD, plan.FINAL_NORM, plan.FULL
 
 
-@inlined
+@spliced
 def share(total, unit, thread, threads):
     """First and last of this thread's part of `total`, in whole units."""
     units = (total + unit - 1) // unit
     return min(total, units * thread // threads * unit), min(total, units * (thread + 1) // threads * unit)
 
 
-@inlined
+@spliced
 def quantise_private(thread, n, cols, b):
     """Activations in this thread's `normed` as int16 groups beside it; the part beyond whole groups has none."""
     for t in range(n):
@@ -48,7 +48,7 @@ def quantise_private(thread, n, cols, b):
         )
 
 
-@inlined
+@spliced
 def norm_rows(thread, n, weight, shape, b):
     """RMSNorm of x into this thread's `normed`. Every thread does all rows: cheaper than a barrier."""
     for t in range(n):
@@ -58,7 +58,7 @@ def norm_rows(thread, n, weight, shape, b):
     quantise_private(thread, n, shape.hidden, b)
 
 
-@inlined
+@spliced
 def project(thread, threads, n, layer, column, cols, out, out_step, bias, b):
     """This thread's rows of one matrix times its private activations, plus `bias` (address or 0), to `out`."""
     first, last = share(layer[column + 3], 32, thread, threads)
@@ -85,7 +85,7 @@ def project(thread, threads, n, layer, column, cols, out, out_step, bias, b):
             add_to(bias + first * 4, out + t * out_step + first * 4, last - first)
 
 
-@inlined
+@spliced
 def project_residual(thread, threads, n, layer, column, cols, bias, shape, b):
     """x += private activations . matrix^T (+ bias), this thread's part of hidden."""
     step = shape.hidden * 4
@@ -95,7 +95,7 @@ def project_residual(thread, threads, n, layer, column, cols, bias, shape, b):
         add_to(b.product + t * step + first * 4, b.x + t * step + first * 4, last - first)
 
 
-@inlined
+@spliced
 def write_heads(thread, threads, n, layer, shape, b):
     """Norm and rope of q and k heads, keys and values into each row's cache; heads are dealt out to threads."""
     dim = shape.head_dim
@@ -114,7 +114,7 @@ def write_heads(thread, threads, n, layer, shape, b):
         write_row(b.value + place, cache + shape.kv_heads * shape.kv_head_bytes + offset, shape)
 
 
-@inlined
+@spliced
 def attend_rows(thread, threads, n, splits, layer, shape, b):
     """Partial attention: units of (row, kv head, split of the positions) are dealt out to threads."""
     group = shape.heads // shape.kv_heads
@@ -142,7 +142,7 @@ def attend_rows(thread, threads, n, splits, layer, shape, b):
             )
 
 
-@inlined
+@spliced
 def attention_layer(thread, threads, n, splits, layer, shape, b):
     """x += attention(norm(x))."""
     dim = shape.head_dim
@@ -164,7 +164,7 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
     project_residual(thread, threads, n, layer, O, shape.heads * dim, layer[O_BIAS], shape, b)
 
 
-@inlined
+@spliced
 def mlp(thread, threads, n, layer, shape, b):
     """x += down(silu(gate(norm(x))) * up(norm(x)))."""
     step = shape.intermediate * 4
@@ -183,14 +183,18 @@ def mlp(thread, threads, n, layer, shape, b):
 
 
 @compiled
-def run_step(thread, threads, n, splits, tokens, table, shape, b, logits, logits_rows):
-    """n tokens int32 [n] through all layers; logits of the last `logits_rows` rows to float32 [rows, vocab]."""
-    for t in range(thread, n, threads):
-        top = table[shape.layers]
-        row = top[EMBEDDING + 1] + tokens[t] * top[EMBEDDING + 2]
-        expand_row_f32(top[EMBEDDING], row, b.x + t * shape.hidden * 4, shape.hidden)
-    barrier(b.barrier, threads)
-    for index in range(shape.layers):
+def run_step(thread, threads, n, splits, layers, tokens, table, shape, b, logits, logits_rows):
+    """n tokens int32 [n] through all layers; logits of the last `logits_rows` rows to float32 [rows, vocab].
+
+    With `layers` 0 only the head is run, for rows of x that prefill has computed.
+    """
+    top = table[shape.layers]
+    if layers > 0:
+        for t in range(thread, n, threads):
+            row = top[EMBEDDING + 1] + tokens[t] * top[EMBEDDING + 2]
+            expand_row_f32(top[EMBEDDING], row, b.x + t * shape.hidden * 4, shape.hidden)
+        barrier(b.barrier, threads)
+    for index in range(layers):
         layer = table[index]
         if layer[LAYER_KIND] == FULL:
             attention_layer(thread, threads, n, splits, layer, shape, b)
@@ -198,10 +202,10 @@ def run_step(thread, threads, n, splits, tokens, table, shape, b, logits, logits
         mlp(thread, threads, n, layer, shape, b)
         barrier(b.barrier, threads)
     if logits_rows > 0:
-        head_rows(thread, threads, n, table[shape.layers], shape, b, logits, logits_rows)
+        head_rows(thread, threads, n, top, shape, b, logits, logits_rows)
 
 
-@inlined
+@spliced
 def head_rows(thread, threads, n, top, shape, b, logits, logits_rows):
     """Final norm and head of the last `logits_rows` rows of x, straight into `logits` (address)."""
     skipped = n - logits_rows
@@ -212,9 +216,3 @@ def head_rows(thread, threads, n, top, shape, b, logits, logits_rows):
         scaled_product(x, top[FINAL_NORM], factor, out, shape.hidden)
     quantise_private(thread, logits_rows, shape.hidden, b)
     project(thread, threads, logits_rows, top, HEAD, shape.hidden, logits, shape.vocab * 4, 0, b)
-
-
-@compiled
-def run_head(thread, threads, n, table, shape, b, logits, logits_rows):
-    """Only the head, for rows of x that another path computed."""
-    head_rows(thread, threads, n, table[shape.layers], shape, b, logits, logits_rows)

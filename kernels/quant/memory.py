@@ -85,3 +85,14 @@ def yield_core(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), codegen
+
+
+@intrinsic
+def keep_apart(typingctx: Any) -> Any:
+    """Forbid LLVM to inline the function that calls this: for large helpers with many call sites."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen

@@ -9,7 +9,7 @@ from typing import Any
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.jit import compiled, inlined
 from neuron.kernels.quant import rows, vector
-from neuron.kernels.quant.memory import store_f32
+from neuron.kernels.quant.memory import keep_apart, store_f32
 
 _F32, _F16, _BF16 = int(GgmlType.F32), int(GgmlType.F16), int(GgmlType.BF16)
 _Q4_0, _Q4_1, _Q5_0, _Q5_1 = int(GgmlType.Q4_0), int(GgmlType.Q4_1), int(GgmlType.Q5_0), int(GgmlType.Q5_1)
@@ -52,6 +52,7 @@ _q4_k, _q5_k, _q6_k = (_dot_rows(dot) for dot in (rows.dot_q4_k, rows.dot_q5_k, 
 @inlined
 def multiply_rows(kind, w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step):
     """See _dot_rows; picks the row kernel of `kind`."""
+    keep_apart()
     if kind == _Q4_1:
         _q4_1(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
     elif kind == _Q8_0:
@@ -85,6 +86,7 @@ def _expander(to_bf16: bool) -> Any:
     f32, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, bf16 = kernels
 
     def expand(kind, row, out, cols):
+        keep_apart()
         if kind == _Q4_1:
             q4_1(row, out, cols)
         elif kind == _Q8_0:
