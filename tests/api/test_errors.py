@@ -17,7 +17,7 @@ _LEAK = re.compile(r"Traceback|0x[0-9a-f]{6}|psm_|\.py\b|/(home|usr|work|tmp)/|<
 
 
 def _classes() -> list[type[NeuronError]]:
-    found = {MalformedHttp}
+    found: set[type[NeuronError]] = {MalformedHttp}
     for module in (root, domain):
         found |= {each for _, each in inspect.getmembers(module, inspect.isclass) if issubclass(each, NeuronError)}
     return sorted(found, key=lambda each: each.__name__)
@@ -150,7 +150,7 @@ def test_sane_request_ids_are_kept(server: FakeServer, sent: str) -> None:
 @pytest.mark.parametrize("sent", ["", "x" * 129, "x" * 5000, "a b", "a\tb", 'x","level":"info', "é", "a;b"])
 def test_odd_request_ids_are_replaced(server: FakeServer, sent: str) -> None:
     with server.client() as client:
-        response = client.get("/health", headers={"x-request-id": sent.encode("utf-8")})  # type: ignore[dict-item]
+        response = client.get("/health", headers={b"x-request-id": sent.encode("utf-8")})
     assert re.fullmatch(r"req_[0-9a-f]{24}", response.headers["x-request-id"])
 
 
