@@ -43,6 +43,8 @@ from neuron.runtime.shm import SlotSegment
 
 log = get_logger(__name__)
 
+#: Long enough that the prompt goes the way of long prompts.
+SELF_CHECK_TOKENS = 64
 #: Rows of the logits segment: one is read while the next step is written.
 SLOT_ROWS = 2
 
@@ -211,9 +213,10 @@ async def _attach(device: DevicePort, handle: ArchHandle, loaded: Loaded) -> Slo
 async def _self_check(
     device: DevicePort, handle: ArchHandle, slots: SlotSegment, loaded: Loaded, text: TextModel
 ) -> None:
-    """One short prompt and one step: proves finite logits, and pays the first step's compile time now."""
-    first = next(iter(text.tokenizer.eos_ids), 0) % loaded.vocab_size
-    for position, tokens in ((0, [first, first, first]), (3, [first])):
+    """A prompt and one step: proves finite logits, and pays now what first calls of each kind compile and allocate."""
+    token = next(iter(text.tokenizer.eos_ids), 0) % loaded.vocab_size
+    length = min(SELF_CHECK_TOKENS, loaded.context_length - 1)
+    for position, tokens in ((0, [token] * length), (length, [token])):
         data = np.array(tokens, dtype="<i4").tobytes()
         stamp = -1 - position
         reply = await device.call(

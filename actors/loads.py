@@ -98,7 +98,10 @@ class LoadDesk:
             model_id = parse_model_id(own.id if own is not None else request.model_id, self._settings)
             entry = self._catalogue.find(model_id.qualified)
             own = own or self._catalogue.settings_of(model_id.qualified, model_id.bare)
-        return entry, LoadPlan(model_id, _completed(request, own), own)
+        spec = _completed(request, own)
+        if entry is not None and entry.state is ModelState.POISONED and entry.spec is not None:
+            spec = _completed(spec, entry.spec)
+        return entry, LoadPlan(model_id, spec, own)
 
     def _new_entry(self, plan: LoadPlan) -> ModelActor:
         model_id = plan.model_id
@@ -211,8 +214,8 @@ class LoadDesk:
             log.warning("unload: the device process ended instead", model=entry.model_id, reason=error.code)
 
 
-def _completed(request: LoadRequest, own: ModelSettings | None) -> LoadRequest:
-    """What the request does not say comes from the model's own [[models]] entry."""
+def _completed(request: LoadRequest, own: ModelSettings | LoadRequest | None) -> LoadRequest:
+    """What the request does not say comes from the model's own [[models]] entry, or from how it was loaded before."""
     if own is None:
         return request
     return LoadRequest(

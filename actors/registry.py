@@ -92,10 +92,6 @@ class Registry:
         await shut_down(self._catalogue, self._desk, self._devices, self.settings.server.shutdown_seconds)
         self._text_work.close()
 
-    def drain(self) -> None:
-        """Refuse new requests from now on (the first stop signal), before `shutdown` is awaited."""
-        self._desk.closed = True
-
     def _make_device(self, device_id: str) -> DevicePort:
         return DeviceActor(device_id, self.settings.limits, self._tasks)
 

@@ -180,7 +180,11 @@ class Session:
     async def _take_outstanding(self) -> object:
         """The reply of the job in flight. It stays outstanding if this task is cancelled while it waits."""
         assert self._outstanding is not None
-        reply = await self._outstanding.reply()
+        try:
+            reply = await self._outstanding.reply()
+        except NeuronError:
+            self._outstanding = None
+            raise
         self._outstanding = None
         return reply
 

@@ -6,6 +6,7 @@ left; then one draw. The row itself stays as the device wrote it.
 
 import math
 import secrets
+import sys
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from neuron.actors.sampling.params import ResolvedSampling
 
 #: How far below the top (in units of the temperature) a nucleus is looked for first; nearly every real one lies inside.
 NUCLEUS_REACH = 8.0
+#: While compiling, this thread hands the interpreter over so often that the event loop keeps answering.
+SWITCH_S = 0.0005
 #: So many candidates are sorted at most.
 FEW = 4096
 
@@ -48,7 +51,12 @@ class _Candidates(NamedTuple):
 
 def warm_up() -> None:
     """Compile (or read from the cache) what the first request would otherwise wait for. Blocking: call in a thread."""
-    kernels()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        kernels()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def is_warm() -> bool:

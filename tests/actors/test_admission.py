@@ -1,0 +1,72 @@
+"""The arithmetic of limits, and the memory gate."""
+
+import msgspec
+import pytest
+
+from neuron.actors.admission import check_memory, derive_limits, planned_context
+from neuron.actors.daemon import DeviceInfo
+from neuron.actors.errors import ContextLengthExceeded, InsufficientVram
+from neuron.actors.settings import LimitSettings
+
+LIMITS = LimitSettings()
+DEVICE = DeviceInfo(
+    index=0,
+    id="cuda:0",
+    name="",
+    state="ready",
+    pid=1,
+    compute_capability="9.0",
+    vram_total_mb=24_000,
+    vram_used_mb=0,
+    vram_free_mb=1_499,
+    utilization_pct=0,
+    temp_c=0,
+    last_seen_s=0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [(4096, (4096, 4096, 4096)), (24_576, (24_576, 16_384, 8_192)), (262_144, (262_144, 16_384, 8_192))],
+)
+def test_limits_follow_from_the_context(context: int, expected: tuple[int, int, int]) -> None:
+    limits = derive_limits(context, LIMITS)
+    assert (limits.context, limits.input, limits.output) == expected
+
+
+def test_the_prompt_cap_can_be_set() -> None:
+    assert derive_limits(262_144, msgspec.structs.replace(LIMITS, max_prompt_tokens=100_000)).input == 100_000
+
+
+def test_the_context_that_is_built() -> None:
+    assert planned_context(None, LIMITS) == 16_384 + 8_192
+    assert planned_context(1000, LIMITS) == 1000
+
+
+def test_prompts_at_and_past_the_limit() -> None:
+    limits = derive_limits(24_576, LIMITS)
+    limits.check_prompt(16_384)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        limits.check_prompt(16_385)
+    assert "16384 tokens" in caught.value.message
+    assert "16385 tokens" in caught.value.message
+    limits.check_bytes(8 * 16_384)
+    with pytest.raises(ContextLengthExceeded):
+        limits.check_bytes(8 * 16_384 + 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "expected"),
+    [(None, 10, 8_192), (100, 10, 100), (100_000, 10, 24_566), (100, 24_570, 6), (5, 24_576, 1), (None, 20_000, 4_576)],
+)
+def test_answers_are_clamped_to_the_context(asked: int | None, prompt: int, expected: int) -> None:
+    assert derive_limits(24_576, LIMITS).new_tokens(asked, prompt) == expected
+
+
+def test_the_memory_gate_knows_accelerators_only() -> None:
+    with pytest.raises(InsufficientVram) as caught:
+        check_memory(DEVICE, LIMITS)
+    assert caught.value.retry_after == 5
+    assert caught.value.extra == {"free_mb": 1_499, "required_mb": 1_500}
+    check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=1_500), LIMITS)
+    check_memory(msgspec.structs.replace(DEVICE, id="cpu", vram_free_mb=0), LIMITS)
