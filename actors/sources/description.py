@@ -88,6 +88,8 @@ def describe_dense(
             types[tensor.dtype] += tensor.nbytes
         else:
             vectors += elements * _FLOAT_BYTES
+    if b'"auto_map"' in config_json:
+        notes = (*notes, "auto_map is ignored: no code of a repository is ever run.")
     stored = types.most_common(1)[0][0]
     return Description(
         config=config,

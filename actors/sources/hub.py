@@ -3,6 +3,7 @@
 What was fetched before is served from the cache when the server cannot be reached.
 """
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -34,6 +36,9 @@ TIMEOUT_S = 10.0
 _COMMIT_DIGITS = frozenset("0123456789abcdef")
 #: Answers that a retry may change: the cache may stand in for them.
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+#: The cache's disk, not the network.
+_DISK_FAULTS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO))
 
 T = TypeVar("T")
 
@@ -209,17 +214,20 @@ class HubRepository:
             raise self._failed("gated", "The repository is gated; its terms must be accepted first.") from error
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise self._failed("not found", "The source has no such repository, or it needs a token.") from error
+        except LocalEntryNotFoundError as error:
+            raise self._failed("unreachable", "The source cannot be reached.") from error
         except EntryNotFoundError as error:
             raise self._failed("not found", "A listed file is not there.") from error
-        except PermissionError as error:
-            raise SourceUnreadable("The source's cache cannot be written.", model_id=self.model_id.bare) from error
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _DISK_FAULTS:
+                raise SourceUnreadable("The source's cache cannot be written.", model_id=self.model_id.bare) from error
             # The client's own transport errors differ by its version: what is none of the above is the network's.
             status = _status(error)
             if self._sizes is None and (status is None or status in _TRANSIENT):
                 raise _Unreachable from error
-            cause = f"status {status}" if status is not None else "unreachable"
-            raise self._failed(cause, "The source cannot be reached.") from error
+            if status is not None:
+                raise self._failed(f"status {status}", f"The source answered with status {status}.") from error
+            raise self._failed("unreachable", "The source cannot be reached.") from error
 
     def _failed(self, cause: str, message: str) -> RepoFetchFailed:
         return RepoFetchFailed(message, model_id=self.model_id.bare, cause=cause)

@@ -1,6 +1,8 @@
 """The hub source against a server that speaks the hub's protocol: what is fetched, from where, with which secret."""
 
+import errno
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from neuron.actors.errors import PreflightError
 from neuron.actors.settings import Settings, SourceKind, SourceSettings
 from neuron.actors.sources.artifact import Format, ModelArtifact
+from neuron.actors.sources.hub import HubRepository
 from neuron.actors.sources.ids import parse_model_id
 from neuron.actors.sources.preflight import PreflightReport
 from neuron.actors.sources.resolve import preflight_remote, resolve
@@ -339,6 +342,45 @@ def test_unreachable_without_a_cache(hub: Hub, settings: Settings) -> None:
     assert hub.url not in error.message
 
 
+def test_a_full_disk(hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device", "/secret/place")
+
+    hub.repos["org/name"] = dense_repo()
+    monkeypatch.setattr("neuron.actors.sources.hub.hf_hub_download", full)
+    assert "secret" not in refused("source_unreadable", settings).message
+
+
+def test_a_server_that_refuses(hub: Hub, settings: Settings) -> None:
+    hub.fail = 403
+    assert refused("repo_fetch_failed", settings).extra["cause"] == "status 403"
+
+
+def test_the_server_vanishes_between_listing_and_fetching(
+    hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["org/name"] = dense_repo()
+    listing = HubRepository.files
+
+    def then_down(repository: HubRepository) -> Any:
+        names = listing(repository)
+        hub.fail = 404
+        return names
+
+    monkeypatch.setattr(HubRepository, "files", then_down)
+    refused("repo_fetch_failed", settings)
+
+
+def test_code_in_a_repository_is_noted_and_not_run(hub: Hub, settings: Settings) -> None:
+    hub.repos["org/name"] = dense_repo(
+        config__json=models.config_json(models.LLAMA, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    )
+    hub.repos["org/name"].files["modeling_evil.py"] = b"raise SystemExit"
+    assert any("auto_map" in note for note in look(settings).notes)
+    get(settings)
+    assert hub.asked("modeling_evil.py") == []
+
+
 def test_an_interrupted_download_resumes(hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     # The client keeps whole chunks of what came; smaller ones so that a small file has several.
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 64 << 10)
@@ -350,3 +392,35 @@ def test_an_interrupted_download_resumes(hub: Hub, settings: Settings, monkeypat
     resumed = [r for r in hub.asked(name) if r.range is not None and not r.range.startswith("bytes=0-")]
     assert len(resumed) == 1
     assert resumed[0].sent < len(whole) - len(whole) // 2 + (64 << 10)
+
+
+def test_a_load_that_is_given_up_stops_its_download(
+    hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 16 << 10)
+    hub.repos["org/name"] = sharded_repo()
+    download, ended, received = huggingface_hub.hf_hub_download, threading.Event(), list[float]()
+
+    def watched(model: str, name: str, **options: Any) -> str:
+        try:
+            return str(download(model, name, **options))
+        finally:
+            if name.endswith("1-of-00003.safetensors"):
+                ended.set()
+
+    monkeypatch.setattr("neuron.actors.sources.hub.hf_hub_download", watched)
+
+    async def run() -> None:
+        with anyio.CancelScope() as scope:
+
+            def first(stage: str, fraction: float) -> None:
+                received.append(fraction)
+                scope.cancel()
+
+            await resolve(parse_model_id("org/name", settings), settings, on_progress=first)
+        assert scope.cancelled_caught
+
+    anyio.run(run)
+    assert ended.wait(10)
+    assert received[-1] < 0.5
+    assert get(settings).weight_files[0].read_bytes() == hub.repos["org/name"].files["model-00001-of-00003.safetensors"]
