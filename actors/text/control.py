@@ -52,14 +52,21 @@ class Match(msgspec.Struct, frozen=True):
     token_id: int
 
 
+#: Longer texts are never recognised (real ones have at most some tens of characters).
+_LONGEST_TEXT = 256
+#: Characters searched at a time: one search keeps the interpreter until it ends.
+_WINDOW = 64 << 10
+
+
 class ControlMatcher:
     """Finds control-token texts: leftmost first, the longest of those that start there."""
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
-        self._tokens: Mapping[str, AddedToken] = {token.text: token for token in tokens if token.text}
-        self._lengths = sorted({len(text) for text in self._tokens}, reverse=True)
-        first = "".join(sorted({re.escape(text[0]) for text in self._tokens}))
-        self._first = re.compile(f"[{first}]") if first else None
+        self._tokens: Mapping[str, AddedToken] = {
+            token.text: token for token in tokens if 0 < len(token.text) <= _LONGEST_TEXT
+        }
+        self._longest = max(map(len, self._tokens), default=0)
+        self._pattern = re.compile(_alternatives(list(self._tokens))) if self._tokens else None
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
@@ -70,26 +77,23 @@ class ControlMatcher:
 
     def text_at(self, text: str, position: int) -> str | None:
         """The longest control text that starts at `position`."""
-        for length in self._lengths:
-            candidate = text[position : position + length]
-            if candidate in self._tokens:
-                return candidate
-        return None
+        found = self._pattern.match(text, position) if self._pattern else None
+        return found.group() if found else None
 
     def spans(self, text: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, str]]:
         """Position and text of each occurrence in `text[start:end]`, not overlapping."""
-        if self._first is None:
+        if self._pattern is None:
             return
         limit = len(text) if end is None else end
         position = start
-        while found := self._first.search(text, position, limit):
-            position = found.start()
-            token_text = self.text_at(text, position)
-            if token_text is None or position + len(token_text) > limit:
-                position += 1
+        while position < limit:
+            stop = min(limit, position + _WINDOW)
+            found = self._pattern.search(text, position, min(limit, stop + self._longest))
+            if found is None or found.start() >= stop:
+                position = stop
                 continue
-            yield position, token_text
-            position += len(token_text)
+            yield found.start(), found.group()
+            position = found.end()
 
     def find(self, text: str, start: int, end: int) -> Iterator[Match]:
         """Occurrences that count as tokens, with the blanks that belong to them."""
@@ -110,3 +114,16 @@ class ControlMatcher:
 
 def _is_word(text: str, position: int) -> bool:
     return 0 <= position < len(text) and (text[position].isalnum() or text[position] == "_")
+
+
+def _alternatives(texts: list[str]) -> str:
+    """A pattern for any of `texts`, the longest first, with common beginnings written once."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(text[:1], []).append(text[1:])
+    branches = []
+    for first, rests in groups.items():
+        if first:
+            branches.append(re.escape(first) + (_alternatives(rests) if rests != [""] else ""))
+    body = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+    return f"(?:{body})?" if "" in groups and branches else body

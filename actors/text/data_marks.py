@@ -4,6 +4,7 @@ Control-token texts inside data (user text, tool results, tool descriptions, ...
 characters that no text holds; afterwards the marks say where such data came out, and are removed.
 """
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -117,17 +118,13 @@ def data_texts(value: Any) -> Iterator[str]:
 
 def read_marks(rendered: str, marks: Marks, control: ControlMatcher) -> tuple[str, list[Span]]:
     """The text without marks, and the spans of it that are data whatever they look like."""
-    plain: list[str] = []
+    pieces = re.split(f"([{marks.cut}{marks.after}{marks.before}])", rendered)
+    text = "".join(pieces[::2])
     cuts: list[tuple[int, str]] = []
-    length = done = 0
-    for index, character in enumerate(rendered):
-        if character in (marks.cut, marks.after, marks.before):
-            plain.append(rendered[done:index])
-            length += index - done
-            cuts.append((length, character))
-            done = index + 1
-    plain.append(rendered[done:])
-    text = "".join(plain)
+    length = 0
+    for piece, mark in zip(pieces[::2], pieces[1::2], strict=False):
+        length += len(piece)
+        cuts.append((length, mark))
     longest = max((len(token) for token in control.texts), default=1)
     spans: list[Span] = []
     for position, mark in cuts:

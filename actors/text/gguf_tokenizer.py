@@ -129,7 +129,7 @@ def gguf_tokenizer(
         token_bytes=token_bytes,
         added=added,
         control=control,
-        eos_ids=_end_ids(vocabulary, added) | eos_ids,
+        eos_ids=_end_ids(vocabulary, added) | {index for index in eos_ids if index < len(token_bytes)},
         bos_token="" if bos is None else vocabulary.tokens[bos],
         eos_token="" if eos is None else vocabulary.tokens[eos],
         strip_blank=prefixed,

@@ -1,11 +1,12 @@
 """Renderer: an InferenceRequest becomes a RenderedPrompt, by the model's template in a limited process."""
 
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
+import anyio.to_thread
 import msgspec
 
-from neuron.actors.errors import InvalidValue, TemplateError, VisionUnsupported
+from neuron.actors.errors import InvalidValue, TemplateError, TemplateTooLarge, VisionUnsupported
 from neuron.actors.request import InferenceRequest
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.content_forms import ContentForms, probe_forms
@@ -17,8 +18,12 @@ from neuron.actors.text.template_pool import TemplatePool
 from neuron.actors.text.types import RenderedPrompt
 
 Json = dict[str, Any]
-#: Distinct control texts of one request that are tried one by one.
-_MAX_TRIED = 24
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+#: Distinct control texts times characters of the prompt: above, places are searched for, not found by rendering.
+_MAX_TRIED_CHARACTERS = 8 << 20
+#: Prompts longer than this many characters are worked on in a thread.
+_SHORT = 64 << 10
 
 
 class View(NamedTuple):
@@ -31,6 +36,9 @@ class View(NamedTuple):
     def texts(self) -> Iterator[str]:
         for value in self:
             yield from data_texts(value)
+
+    def marked(self, marker: DataMarker) -> "View":
+        return View(marker.messages(self.messages), marker.value(self.tools), marker.value(self.knobs))
 
 
 class Renderer:
@@ -69,8 +77,9 @@ class Renderer:
         text = await self._run(model, source, messages, tools, knobs)
         view = View(messages, tools, knobs)
         spans = await self._data_spans(model, source, view, text) if control else []
-        segments = to_segments(text, spans)
-        return RenderedPrompt(segments=segments, text=text, opens_reasoning=opens_reasoning(model, segments))
+        segments = await _apart(text, to_segments, text, spans)
+        opens = await _apart(text, opens_reasoning, model, segments)
+        return RenderedPrompt(segments=segments, text=text, opens_reasoning=opens)
 
     async def _data_spans(self, model: TextModel, source: str, view: "View", text: str) -> list[tuple[int, int]]:
         """Where data with control-token text came out. Costs a second rendering only when there is such data.
@@ -80,35 +89,31 @@ class Renderer:
         """
         control = model.tokenizer.control
         data = list(view.texts())
-        tokens = tokens_in(data, control)
+        tokens = await _apart(text, tokens_in, data, control)
         marks = choose_marks(data)
-        if marks is None:
-            return spans_by_search(text, data, control, tokens)
+        if marks is None or len(tokens) * len(text) > _MAX_TRIED_CHARACTERS:
+            return await _apart(text, spans_by_search, text, data, control, tokens)
 
         async def attempt(skipped: Collection[str]) -> list[tuple[int, int]] | None:
             marker = DataMarker(control, marks, lenient_texts(model), skipped)
-            marked = View(marker.messages(view.messages), marker.value(view.tools), marker.value(view.knobs))
+            marked = await _apart(text, view.marked, marker)
             if marked == view:
                 return []
             try:
-                rendered, spans = read_marks(await self._run(model, source, *marked), marks, control)
-            except TemplateError:
+                rendered = await self._run(model, source, *marked)
+            except (TemplateError, TemplateTooLarge):
                 return None
-            return spans if rendered == text else None
+            plain, spans = await _apart(text, read_marks, rendered, marks, control)
+            return spans if plain == text else None
 
         spans = await attempt(())
         if spans is not None:
             return spans
-        looked_for = [
-            token
-            for token in tokens[:_MAX_TRIED]
-            if await attempt([other for other in tokens if other != token]) is None
-        ]
-        looked_for += tokens[_MAX_TRIED:]
+        looked_for = [token for token in tokens if await attempt([other for other in tokens if other != token]) is None]
         spans = await attempt(looked_for)
         if spans is None:
             looked_for, spans = tokens, []
-        return spans + spans_by_search(text, data, control, looked_for)
+        return spans + await _apart(text, spans_by_search, text, data, control, looked_for)
 
     async def _forms(self, model: TextModel, source: str, images: bool) -> ContentForms:
         """How the template takes content; found once per template by rendering two probes."""
@@ -140,6 +145,13 @@ class Renderer:
         except (RecursionError, TypeError, ValueError) as error:
             raise InvalidValue("The messages cannot be rendered.", param="messages") from error
         return await self._pool.render(source, encoded, max_bytes=self._max_bytes)
+
+
+async def _apart(text: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+    """Call `function`, off the event loop when the prompt is long."""
+    if len(text) < _SHORT:
+        return function(*args)
+    return await anyio.to_thread.run_sync(function, *args)
 
 
 def lenient_texts(model: TextModel) -> frozenset[str]:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.types import Segment
 
+#: Characters a template may write after the open marker of its generation prompt.
+_LONGEST_TAIL = 4096
+
 
 def to_segments(text: str, data_spans: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
     """Everything is control text except the spans. Joined, the segments are `text`."""
@@ -32,13 +35,16 @@ def opens_reasoning(model: TextModel, segments: Sequence[Segment]) -> bool:
     if markers is None:
         return False
     stops = model.tokenizer.special_texts - {markers.open_text, markers.close_text}
+    tail = ""
     for segment in reversed(segments):
-        if not segment.control:
-            continue
-        opened = segment.text.rfind(markers.open_text)
-        closed = segment.text.rfind(markers.close_text)
-        stopped = max((segment.text.rfind(text) for text in stops), default=-1)
-        last = max(opened, closed, stopped)
-        if last >= 0:
-            return last == opened and opened > max(closed, stopped)
+        if segment.control:
+            opened = segment.text.rfind(markers.open_text)
+            if segment.text.rfind(markers.close_text) > opened:
+                return False
+            if opened >= 0:
+                tail = segment.text[opened + len(markers.open_text) :] + tail
+                return len(tail) <= _LONGEST_TAIL and not any(text in tail for text in stops)
+            tail = segment.text + tail
+        if len(tail) > _LONGEST_TAIL:
+            return False
     return False

@@ -1,5 +1,6 @@
 """SegmentTokenizer: ids of a rendered prompt from any vocabulary; control tokens only where the template wrote them."""
 
+import re
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
@@ -8,8 +9,12 @@ from neuron.actors.text.control import AddedToken, ControlMatcher
 from neuron.actors.text.detokenizer import StreamDetokenizer
 from neuron.actors.text.types import Segment
 
-#: Longest run of text handed to the encoder at once; cut at a line end, so that huge prompts stay linear.
-_CHUNK = 1 << 20
+#: Runs of text are cut about here, between two words: the native encoder is not linear and keeps the interpreter.
+_CHUNK = 32 << 10
+#: Text in which no such place comes up for this long (no prose, no code) is cut anywhere.
+_LONGEST = 64 << 10
+#: Between two words, or at the end of a line that ends in a letter: no pre-tokenizer and no piece reaches across.
+_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=[^\W\d_])(?=\n)")
 
 
 class Place(IntEnum):
@@ -84,8 +89,10 @@ class SegmentTokenizer:
             ids.extend(self._encode_plain(text[start:middle], place))
             start, place = middle, Place.INSIDE
         while len(text) - start > _CHUNK:
-            cut = text.rfind("\n", start, start + _CHUNK)
-            end = _line_start(text, cut, start) if cut > start else start + _CHUNK
+            gap = _BETWEEN_WORDS.search(text, start + _CHUNK, min(len(text), start + _LONGEST))
+            if gap is None and len(text) - start <= _LONGEST:
+                break
+            end = gap.start() if gap else start + _LONGEST
             ids.extend(self._encode_plain(text[start:end], place))
             start, place = end, Place.INSIDE
         if start < len(text):
@@ -106,11 +113,3 @@ class SegmentTokenizer:
 
     def _piece(self, token_id: int) -> bytes:
         return self._pieces[token_id] if 0 <= token_id < self.vocab_size else b""
-
-
-def _line_start(text: str, newline: int, start: int) -> int:
-    """A cut right before the run of blanks that holds `newline`: no pre-tokenizer joins across it backwards."""
-    cut = newline
-    while cut > start + 1 and text[cut - 1].isspace():
-        cut -= 1
-    return cut if cut > start else newline + 1

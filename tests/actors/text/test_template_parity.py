@@ -13,8 +13,8 @@ from neuron.actors.text.render import Renderer
 from tests.actors.text.conversations import CONVERSATIONS
 from tests.actors.text.helpers import DATA, SHARED, text_model
 
-COPIED = sorted((DATA / "templates").glob("*.jinja"))
-FIXTURES = sorted((SHARED / "templates").rglob("*.jinja"))
+#: All published templates where they are, else the copied ones.
+TEMPLATES = sorted((SHARED / "templates").rglob("*.jinja")) or sorted((DATA / "templates").glob("*.jinja"))
 
 pytestmark = pytest.mark.anyio
 
@@ -56,12 +56,6 @@ async def check_template(renderer: Renderer, source: str) -> None:
             assert ours == theirs, name
 
 
-@pytest.mark.parametrize("path", COPIED, ids=lambda path: path.stem)
-async def test_copied_templates(renderer: Renderer, path: Path) -> None:
-    await check_template(renderer, read(path))
-
-
-@pytest.mark.skipif(not FIXTURES, reason="the full set of templates is not here")
-@pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
-async def test_all_templates(renderer: Renderer, path: Path) -> None:
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+async def test_templates_render_as_in_transformers(renderer: Renderer, path: Path) -> None:
     await check_template(renderer, read(path))
