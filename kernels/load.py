@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from neuron.kernels.attention.rope import build_rope
-from neuron.kernels.decoder.buffers import build_workspace, step_shape
+from neuron.kernels.decoder.buffers import STEP_ROWS, build_workspace, step_shape
 from neuron.kernels.decoder.model import DecoderModel
 from neuron.kernels.decoder.prefill import Prefill
-from neuron.kernels.decoder.weights import load_weights
+from neuron.kernels.decoder.weights import DecoderWeights, load_weights
 from neuron.kernels.engine import DeviceModel, LoadSpec, ReportProgress
 from neuron.kernels.errors import UnsupportedLoad
 from neuron.kernels.formats.expected import GGUF, ROPE_FREQUENCIES, SAFETENSORS, check_tensors
@@ -20,6 +20,7 @@ from neuron.kernels.formats.hf_config import parse_config
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.formats.safetensors import SafetensorsSet
 from neuron.kernels.threads import Team, default_threads
+from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.names import Names
 from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader, converter
 
@@ -49,26 +50,39 @@ def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
     if LayerKind.LINEAR in config.layer_kinds:
         raise UnsupportedLoad("unsupported_architecture", "Gated DeltaNet layers cannot be run by this build.")
     exact = spec.quant is not None and spec.quant.lower() == "f32"
-    kv_kind = GgmlType.F32 if exact else GgmlType.F16
     factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
     weights = load_weights(config, reader, names, tied, convert, lambda done: progress("read", done))
-    context = max(1, min(spec.max_context, config.max_position))
-    shape = step_shape(config, kv_kind, context, weights.embedding.rows)
-    workspace = build_workspace(config, weights, shape, team)
-    prefill = Prefill(config, weights, workspace, team, exact=exact)
-    rope = build_rope(config.rope, config.max_position, factors)
-    summary = _summary(config, context, kv_kind, team)
-    model = DecoderModel(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
+    model = build_model(config, weights, team, spec.max_context, exact=exact, rope_factors=factors)
     progress("compile", 0.0)
     warm_up(model)
     progress("compile", 1.0)
     return model
 
 
+def build_model(
+    config: ModelConfig,
+    weights: DecoderWeights,
+    team: Team,
+    max_context: int,
+    *,
+    exact: bool = False,
+    rope_factors: Floats | None = None,
+) -> DecoderModel:
+    """A model of weights that are in memory. `exact`: float32 products and cache. The model owns `team` from here."""
+    kv_kind = GgmlType.F32 if exact else GgmlType.F16
+    context = max(1, min(max_context, config.max_position))
+    shape = step_shape(config, kv_kind, context, weights.embedding.rows)
+    workspace = build_workspace(config, weights, shape, team)
+    prefill = Prefill(config, weights, workspace, team, exact=exact)
+    rope = build_rope(config.rope, config.max_position, rope_factors)
+    summary = _summary(config, context, kv_kind, team)
+    return DecoderModel(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
+
+
 def warm_up(model: DecoderModel) -> None:
     """Run both paths once, so that everything is compiled and the buffers are in memory."""
     logits = np.empty(model.vocab_size, dtype=np.float32)
-    for count in (1, 17):
+    for count in (1, STEP_ROWS + 1):
         if count <= model.context_length:
             model.forward(-1, np.zeros(count, dtype=np.int32), 0, logits)
             model.clear(-1)

@@ -1,0 +1,79 @@
+"""`python -m neuron.kernels.warm`: compile everything for this host's CPU, so that no load has to wait for it.
+
+Compiled code does not depend on a model's shape: a tiny one made here leads to the same machine code.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.model_config import Architecture, LayerKind, ModelConfig, RopeConfig
+from neuron.kernels.jit import cache_directory
+from neuron.kernels.load import build_model, warm_up
+from neuron.kernels.threads import Team
+from neuron.kernels.weights.matrix import Floats, Matrix, aligned_bytes, empty_matrix
+
+_SIZE = 32
+
+
+def tiny_model_config() -> ModelConfig:
+    """One layer of every width 32."""
+    return ModelConfig(
+        architecture=Architecture.LLAMA,
+        vocab_size=_SIZE,
+        hidden_size=_SIZE,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        intermediate_size=_SIZE,
+        rms_norm_eps=1e-5,
+        max_position=64,
+        rope=RopeConfig(theta=10000.0, rotary_dim=16),
+        layer_kinds=(LayerKind.FULL,),
+    )
+
+
+def tiny_weights(config: ModelConfig) -> DecoderWeights:
+    """Weights of zeros, quantised."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {"q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query)}
+    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    embedding = _zeros(config.vocab_size, hidden)
+    layers = [
+        LayerWeights(
+            {role: _zeros(*shape) for role, shape in shapes.items()},
+            {role: _ones(hidden) for role in ("attn_norm", "ffn_norm")},
+        )
+        for _ in range(config.num_layers)
+    ]
+    return DecoderWeights(embedding, embedding, _ones(hidden), layers)
+
+
+def main() -> None:
+    start = time.perf_counter()
+    config = tiny_model_config()
+    model = build_model(config, tiny_weights(config), Team(2), 64)
+    warm_up(model)
+    model.close()
+    sys.stdout.write(f"compiled in {time.perf_counter() - start:.1f} s to {cache_directory()}\n")
+
+
+def _zeros(rows: int, cols: int) -> Matrix:
+    matrix = empty_matrix(GgmlType.Q8_0, rows, cols)
+    matrix.data[:] = 0
+    return matrix
+
+
+def _ones(count: int) -> Floats:
+    vector = aligned_bytes(count * 4).view(np.float32)
+    vector[:] = 1.0
+    return vector
+
+
+if __name__ == "__main__":
+    main()
