@@ -5,7 +5,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Caps and clas
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -185,8 +185,23 @@ def _strings(cursor: _Cursor, key: str, count: int) -> list[str]:
     if cursor.position + 8 * count > cursor.file_size:
         raise invalid(cursor.file, f"{shown(key)} claims more entries than the file can hold.")
     what = f"an entry of {shown(key)}"
-    read: Callable[[int, str], str] = cursor.text
-    return [read(MAX_STRING, what) for _ in range(count)]
+    values: list[str] = []
+    buffer, position, end = cursor.buffer, cursor.position, len(cursor.buffer)
+    length_at = struct.Struct("<Q").unpack_from
+    # A vocabulary has half a million of these: the sound ones are read here, the first odd one by the careful reader.
+    while len(values) < count and position + 8 <= end:
+        start = position + 8
+        stop = start + length_at(buffer, position)[0]
+        if stop > end or stop - start > MAX_STRING:
+            break
+        try:
+            values.append(str(buffer[start:stop], "utf-8"))
+        except UnicodeDecodeError:
+            break
+        position = stop
+    cursor.position = position
+    values.extend(cursor.text(MAX_STRING, what) for _ in range(count - len(values)))
+    return values
 
 
 def _alignment(metadata: Metadata, file: str) -> int:

@@ -63,7 +63,9 @@ def parse_safetensors_header(buffer: memoryview, file_size: int, file: str) -> M
     if start > len(buffer):
         raise HeaderIncomplete(start)
     table = _decode(bytes(buffer[8:start]), file)
-    table.pop("__metadata__", None)
+    metadata = table.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
+        raise corrupt(file, "its __metadata__ is not an object of texts.")
     if len(table) > MAX_TENSORS:
         raise corrupt(file, f"holds {len(table)} tensors, more than {MAX_TENSORS}.")
     tensors = {name: _tensor(name, entry, start, file) for name, entry in table.items()}

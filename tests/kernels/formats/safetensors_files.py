@@ -60,6 +60,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "NaN": lambda: raw_file(b'{"a": NaN}'),
     "no tensor": lambda: raw_file(b"{}"),
     "name twice": _twice,
+    "metadata is a list": lambda: build({"a": entry(0, 16), "__metadata__": []}, b"\0" * 16),
+    "metadata of numbers": lambda: build({"a": entry(0, 16), "__metadata__": {"x": 1}}, b"\0" * 16),
     "field twice": lambda: raw_file(
         b'{"a": {"dtype": "F32", "shape": [4], "shape": [2, 2], "data_offsets": [0, 16]}}', b"\0" * 16
     ),

@@ -133,6 +133,21 @@ def test_header_from_its_first_bytes() -> None:
     assert wanted <= whole.data_offset < len(data)
 
 
+def test_a_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Read, not mapped: a mapping would end the process here.
+    words = GgufBuilder({"words": ["word"] * 200_000}).build()
+    path = write(tmp_path / "m.gguf", words)
+
+    def parse(head: memoryview, size: int, name: str) -> object:
+        os.truncate(path, 100)
+        return parse_gguf_header(head, size, name)
+
+    monkeypatch.setattr("neuron.kernels.formats.gguf.parse_gguf_header", parse)
+    with pytest.raises(FormatError, match="cut short") as caught:
+        GgufFile.open(path)
+    assert caught.value.kind == "invalid_gguf"
+
+
 # -- split files -------------------------------------------------------------------------------
 
 
