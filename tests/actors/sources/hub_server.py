@@ -46,6 +46,8 @@ class Hub:
     fail: int | None = None
     sizes: bool = True
     ranges: bool = True
+    #: Send downloads of weights on to this address, as a hub does to its storage.
+    storage: str | None = None
     #: Cut the body of the next download of a whole file of this name after so many bytes (once).
     cut: dict[str, int] = field(default_factory=dict)
 
@@ -113,6 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         data = repo.files.get(path)
         if data is None:
             return self._send(404, b"{}", request, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": repo.sha})
+        if self.hub.storage is not None and path.endswith(".safetensors"):
+            linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"'}
+            location = {"X-Repo-Commit": repo.sha, "Location": self.hub.storage + self.path}
+            return self._send(302, b"", request, linked | location)
         headers = {"X-Repo-Commit": repo.sha, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
         status, body = 200, data
         if request.range is not None and self.hub.ranges:

@@ -177,6 +177,20 @@ def test_a_token_that_is_missing(hub: Hub, settings: Settings, monkeypatch: pyte
     assert {request.authorization for request in hub.requests} == {None}
 
 
+def test_the_token_does_not_follow_to_storage(hub: Hub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIRROR_TOKEN", "secret")
+    repo = sharded_repo()
+    hub.repos["org/name"] = Repo(repo.files, token="secret")
+    with running_hub({"org/name": repo}) as storage:
+        # Another host by name; the same machine.
+        hub.storage = storage.url.replace("127.0.0.1", "localhost")
+        artifact = get(settings)
+        assert artifact.weight_files[0].read_bytes() == repo.files["model-00001-of-00003.safetensors"]
+        assert storage.sent(".safetensors") > sum(len(repo.files[path.name]) for path in artifact.weight_files)
+        assert {request.authorization for request in storage.requests} == {None}
+        assert {request.authorization for request in hub.requests} == {"Bearer secret"}
+
+
 def weights_sent(hub: Hub) -> int:
     """Bytes of weight files sent other than as the beginning of a file."""
     whole = [r for r in hub.requests if r.method == "GET" and r.path.endswith((".safetensors", ".gguf"))]
