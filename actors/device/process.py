@@ -207,7 +207,6 @@ class DeviceProcess:
             lag, before = now - before - TICK_SECONDS, now
             if lag > TICK_SECONDS:
                 self._forgive(lag)  # This process slept (stopped, starved): not the device process's fault.
-                continue
             self._check(now)
 
     def _forgive(self, lag: float) -> None:

@@ -63,6 +63,8 @@ def error_from_fault(fault: Fault, *, model_id: str = "") -> NeuronError:
         error = _BY_PREFLIGHT_NAME[fault.name](text, model_id=model_id)
     elif fault.name in _BY_PLAIN_NAME:
         error = _BY_PLAIN_NAME[fault.name](text)
+    elif fault.kind == "load" and fault.phase == "load":
+        error = errors.PreflightError(text, model_id=model_id)
     else:
         error = InternalError(text)
     error.__cause__ = DeviceProcessError(fault)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -398,7 +399,21 @@ async def test_a_lost_answer_ends_at_the_deadline(tmp_path: Path, plain: Path) -
         model.slots.close()
 
 
-# -- rows 32, 38 -------------------------------------------------------------------------------------
+# -- rows 31, 32, 38 -------------------------------------------------------------------------------------
+
+
+async def test_row_31_the_daemons_own_pause_is_nobodys_fault(tmp_path: Path) -> None:
+    path = write_script(tmp_path, "s", turn("a", "b", delay_ms=400))
+    async with device(limits=msgspec.structs.replace(FAST, step_seconds=1.0)) as held:
+        model = await held.model(path)
+        await model.generate(b"hi", 1)
+        await model.clear()
+        pending = model.post([104], 0)
+        time.sleep(2.6)  # noqa: ASYNC251 - the whole loop stands still, as under SIGSTOP
+        assert model.token(await pending.reply()) == 97
+        await anyio.sleep(0.6)
+        assert held.deaths == []
+        await model.drop()
 
 
 async def test_row_32_a_crash_loop_is_refused_for_a_while(tmp_path: Path) -> None:
