@@ -1,6 +1,6 @@
 """What a request allows the model to write, as a grammar for llguidance. Used by `constraint` only.
 
-JSON may hold one blank, or a line break and an indent, between tokens: a small model cannot fall into endless blanks.
+JSON is written on one line, and an integer without bounds has at most 16 digits, so that no small model runs on.
 """
 
 import json
@@ -16,9 +16,14 @@ from neuron.actors.text.types import Markers
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
+#: Integers that every reader of JSON keeps exact.
+MAX_INTEGER = 2**53 - 1
+#: Keywords whose values are data, not schemas.
+_DATA = frozenset({"enum", "const", "default", "examples"})
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"})
 #: Calls one constrained answer may hold.
 MAX_CALLS = 16
-_OPTIONS = {"whitespace_pattern": r"( |\n[ ]{0,20})", "coerce_one_of": True}
+_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": True}
 
 
 class CallForm(Enum):
@@ -78,7 +83,7 @@ class _Builder:
         """A rule for JSON text of the schema. `lenient`: keywords the library lacks are ignored, not refused."""
         check_schema(schema, "tools" if lenient else "response_format")
         options = {**_OPTIONS, "lenient": lenient}
-        return self.rule("%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=True))
+        return self.rule("%json " + json.dumps({**bounded(schema), "x-guidance": options}, ensure_ascii=True))
 
     def calls(self, tools: Iterable[Tool], form: CallForm, *, most: int) -> str:
         bodies = [self._json_call(tool) if form is CallForm.JSON else self._xml_call(tool) for tool in tools]
@@ -134,6 +139,23 @@ def _string_choices(schema: Any) -> list[str]:
 def quoted(text: str) -> str:
     """A literal of the Lark dialect (JSON's escapes)."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with a range for every integer that has none."""
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if isinstance(value, dict) and key not in _DATA:
+            out[key] = bounded(value)
+        elif isinstance(value, list) and key not in _DATA:
+            out[key] = [bounded(item) if isinstance(item, dict) else item for item in value]
+        else:
+            out[key] = value
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "integer" in kinds and "number" not in kinds and not _BOUNDS & schema.keys():
+        out |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+    return out
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from neuron.actors.errors import InvalidValue, UnsupportedParameter
 from neuron.actors.request import ResponseFormat, Thinking, Tool, ToolChoice
 from neuron.actors.text.constraint import Constraint, build_constraint
-from neuron.actors.text.constraint_grammar import CallForm, call_form
+from neuron.actors.text.constraint_grammar import CallForm, bounded, call_form
 from neuron.actors.text.parser import build_parser
 from tests.actors.parser.harness import fold, request
 from tests.actors.parser.schemas import SCHEMAS
@@ -90,12 +90,19 @@ def test_ends_only_when_complete() -> None:
     assert held.complete
 
 
-def test_blank_text_is_bounded() -> None:
+def test_one_line_without_endless_blanks() -> None:
     held = constraint(PLAIN, response_format=schema_format(POINT))
-    assert accepts(PLAIN, held, ids(PLAIN, "{" + "\n" * 50)) == 2
-    for text in ('{"x":1}', '{"x": 1}', '{\n  "x": 1,\n  "label": "a"\n}'):
+    assert accepts(PLAIN, held, ids(PLAIN, "{" + "\n" * 50)) == 1
+    for text in ('{"x":1}', '{"x": 1}', '{"x": 1, "label": "a"}', '{"x":1,"label":"a"}'):
         held = constraint(PLAIN, response_format=schema_format(POINT))
         assert accepts(PLAIN, held, ids(PLAIN, text)) == len(text)
+
+
+def test_integers_without_bounds_end() -> None:
+    held = constraint(PLAIN, response_format=schema_format({"type": ["integer", "null"]}))
+    assert accepts(PLAIN, held, ids(PLAIN, "1" * 50)) == 16
+    data = {"type": "object", "const": {"type": "integer"}, "properties": {"type": {"type": "integer", "minimum": 3}}}
+    assert bounded(data) == data
 
 
 def test_control_tokens_are_no_text() -> None:
