@@ -19,6 +19,9 @@ from neuron.actors.text.types import Markers
 from neuron.kernels.formats.errors import FormatError
 from neuron.kernels.formats.gguf import open_gguf
 
+#: What models from files can do: no front end for images is served yet.
+TEXT_ONLY = ("text",)
+
 
 @dataclass(slots=True, frozen=True)
 class TextModel:
@@ -101,7 +104,7 @@ def _gguf(artifact: ModelArtifact, use_chat_template: bool) -> TextModel:
         template_texts=template.texts if template else CHATML.texts,
         eos_ids=defaults.eos_ids if _same_vocabulary(artifact) else frozenset(),
     )
-    return _assemble(artifact, tokenizer, template, defaults.sampling, _capabilities(artifact))
+    return _assemble(artifact, tokenizer, template, defaults.sampling, TEXT_ONLY)
 
 
 def _same_vocabulary(artifact: ModelArtifact) -> bool:
@@ -120,9 +123,4 @@ def _safetensors(artifact: ModelArtifact, use_chat_template: bool) -> TextModel:
     config = read_object(artifact.directory / "tokenizer_config.json")
     named = {name: token_text(config.get(name)) for name in ("unk_token", "pad_token", "cls_token", "sep_token")}
     special_tokens = {name: text for name, text in named.items() if text}
-    return _assemble(artifact, tokenizer, template, defaults.sampling, _capabilities(artifact), special_tokens)
-
-
-def _capabilities(artifact: ModelArtifact) -> tuple[str, ...]:
-    vision = artifact.projector is not None or (artifact.directory / "preprocessor_config.json").is_file()
-    return ("text", "vision") if vision else ("text",)
+    return _assemble(artifact, tokenizer, template, defaults.sampling, TEXT_ONLY, special_tokens)

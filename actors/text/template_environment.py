@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import jinja2
@@ -22,6 +23,7 @@ import jinja2.utils
 MAX_BUILT = 16 << 20
 _MAX_WIDTH = 10_000
 _MAX_POWER_BITS = 4096
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, MethodWrapperType, ModuleType)
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
 
 
@@ -155,10 +157,21 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(str(pattern)[:256])
 
 
+def _shown(value: Any) -> Any:
+    """What an output tag prints: data, never a function or a class."""
+    if isinstance(value, _CODE):
+        raise jinja2.exceptions.SecurityError("code as text")
+    return value
+
+
 def chat_environment() -> ChatEnvironment:
     """A fresh environment with the helpers that chat templates expect."""
     environment = ChatEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols], cache_size=0
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationTag, jinja2.ext.loopcontrols],
+        finalize=_shown,
+        cache_size=0,
     )
     environment.filters["tojson"] = _to_json
     for name in ("center", "format", "wordwrap", "batch", "slice", "round", "truncate"):

@@ -33,6 +33,9 @@ HOSTILE = [
     "{{ self.__init__ }}",
     "{{ raise_exception.__globals__ }}",
     "{{ '{0.__class__}'.format(1) }}",
+    "{{ raise_exception }}",
+    "{{ messages[0].content.upper }}",
+    "{{ lipsum }}",
 ]
 
 
