@@ -1,5 +1,7 @@
 """Preflight: would this model load, and with how much memory? Answered from headers alone, before any device work."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from neuron.actors.errors import DoesNotFit, InvalidConfig, PreflightError, TpRequiresSafetensors
@@ -149,11 +151,7 @@ def _report(
         )
 
     largest = largest_context(budget_of(0), config.max_position)
-    wanted = min(max_context or config.max_position, config.max_position)
-    needed = wanted if max_context is not None else min(MIN_CONTEXT, config.max_position)
-    if largest < needed:
-        raise _does_not_fit(budget_of(needed), needed, largest, model_id)
-    context = min(wanted, largest)
+    context = _context(budget_of, largest, config.max_position, max_context, model_id)
     return PreflightReport(
         model_id=model_id,
         source_id=source_id,
@@ -171,6 +169,17 @@ def _report(
         config=config,
         notes=description.notes,
     )
+
+
+def _context(
+    budget_of: Callable[[int], Budget], largest: int, max_position: int, asked: int | None, model_id: str
+) -> int:
+    """The context to load with: what was asked for or else all that fits. Raises DoesNotFit."""
+    wanted = min(asked or max_position, max_position)
+    needed = wanted if asked is not None else min(MIN_CONTEXT, max_position)
+    if largest < needed:
+        raise _does_not_fit(budget_of(needed), needed, largest, model_id)
+    return min(wanted, largest)
 
 
 def _does_not_fit(budget: Budget, context: int, largest: int, model_id: str) -> DoesNotFit:
