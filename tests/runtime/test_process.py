@@ -275,10 +275,13 @@ async def test_children_are_started_afresh_whatever_the_start_method() -> None:
         worker = await Worker.start("echo")
     finally:
         multiprocessing.set_start_method(before, force=True)
-    command = Path(f"/proc/{worker.child.pid}/cmdline").read_bytes().split(b"\0")  # noqa: ASYNC240
-    assert command[:4] == [sys.executable.encode(), b"-P", b"-m", PROGRAMS.encode()]
-    assert await worker.child.stop(5)
-    worker.link.close()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        worker.link.post(Text("hello"))
+        assert await worker.receive() == Text("hello")  # until then the kernel may not yet show the new command line
+        command = Path(f"/proc/{worker.child.pid}/cmdline").read_bytes().split(b"\0")  # noqa: ASYNC240
+        assert command[:4] == [sys.executable.encode(), b"-P", b"-m", PROGRAMS.encode()]
+        await worker.child.stop(5)
 
 
 async def test_the_working_directory_is_no_place_to_import_from(
