@@ -8,7 +8,7 @@ import anyio.abc
 from neuron.actors.daemon import Activation, LoadRequest
 from neuron.actors.errors import RepoFetchFailed
 from neuron.actors.settings import ModelSettings
-from neuron.runtime.errors import NeuronError
+from neuron.runtime.errors import InternalError, NeuronError
 from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -68,6 +68,9 @@ class Activator:
         except NeuronError as error:
             log.error("start-up model failed", model=model_id, reason=error.code, detail=error.message)
             return error
+        except Exception as error:
+            log.error("start-up model failed", model=model_id, cause=f"{type(error).__name__}: {error}"[:500])
+            return InternalError("The model could not be loaded.")
         return None
 
     async def _retry(self, model_id: str) -> None:

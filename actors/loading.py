@@ -29,13 +29,13 @@ from neuron.actors.errors import ModelNotFound, NanLogits, PreflightError
 from neuron.actors.load_job import LoadJob
 from neuron.actors.ports import DevicePort
 from neuron.actors.resident import MIB, Resident
-from neuron.actors.session import SEQUENCE
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.configured import configured_sources
 from neuron.actors.sources.ids import ModelId, parse_model_id
 from neuron.actors.sources.preflight import PreflightReport, preflight
 from neuron.actors.sources.resolve import preflight_remote, resolve, resolve_now
+from neuron.actors.steps import SEQUENCE
 from neuron.actors.text.build import TextModel, load_text_model
 from neuron.runtime.errors import NeuronError, ProtocolError
 from neuron.runtime.logs import get_logger

@@ -191,6 +191,8 @@ class LoadDesk:
             if not await entry.wait_idle(UNLOAD_S / 2):
                 log.error("unload: a request is stuck", model=entry.model_id, device=entry.device_id)
             await self._forget(entry, deadline)
+        except Exception as error:
+            log.error("unload failed", model=entry.model_id, cause=f"{type(error).__name__}: {error}"[:500])
         finally:
             entry.release()
             self._catalogue.remove(entry)
@@ -209,7 +211,10 @@ class LoadDesk:
                 await device.release(max(0.1, deadline - time.monotonic()))
             elif resident is not None and resident.device.info().state == "ready":
                 handle = resident.handle
-                await device.call(lambda job: Drop(job, handle), deadline_s=max(0.1, deadline - time.monotonic()))
+                with anyio.move_on_after(max(0.1, deadline - time.monotonic())) as limit:
+                    await device.call(lambda job: Drop(job, handle))
+                if limit.cancelled_caught:
+                    log.error("unload: the device is stuck", model=entry.model_id, device=device_id)
         except NeuronError as error:
             log.warning("unload: the device process ended instead", model=entry.model_id, reason=error.code)
 

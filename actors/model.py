@@ -130,10 +130,10 @@ class ModelActor:
     def _note_failure(self, session: Session, error: NeuronError) -> bool:
         """Called by a session that failed; returns whether the model is poisoned now."""
         request = session.work.request
-        if isinstance(error, POISONING) and self.resident is not None:
+        if isinstance(error, POISONING) and self.resident is session.resident:
             self.mark_poisoned(_record_of(error, session))
             if isinstance(error, ProtocolError):
-                self._distrust(self.resident, error)
+                self._distrust(session.resident, error)
         elif not isinstance(error, UNRELATED) and self.state is ModelState.READY:
             log.warning(
                 "model NOT marked poisoned",

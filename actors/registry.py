@@ -1,7 +1,7 @@
 """Registry: the daemon as the front doors see it. Implements `actors.daemon.Daemon` over model and device actors."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -73,10 +73,21 @@ class Registry:
             self.settings, self._catalogue, self._devices, self._loader, task_group, self._recovery.on_poisoned
         )
         self._activator = Activator(self.settings.models, self._desk.load_to_end, task_group)
-        task_group.start_soon(self._gather_facts)
-        task_group.start_soon(anyio.to_thread.run_sync, warm_up)
-        task_group.start_soon(self._text_work.start)
-        task_group.start_soon(self._activator.run)
+        self._background("host facts", self._gather_facts)
+        self._background("sampler warm-up", anyio.to_thread.run_sync, warm_up)
+        self._background("template helpers", self._text_work.start)
+        self._background("activation", self._activator.run)
+
+    def _background(self, name: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """A task whose failure is logged and costs nobody else anything."""
+
+        async def run() -> None:
+            try:
+                await work(*arguments)
+            except Exception as error:
+                log.error("background work failed", work=name, cause=cause_chain(error))
+
+        self._tasks.start_soon(run)
 
     async def _gather_facts(self) -> None:
         """A slow driver must not keep the listener waiting."""

@@ -9,26 +9,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio
-import numpy as np
 
-from neuron.actors.device.jobs import ClearKv, ForwardLogits, Logits, Sequence
+from neuron.actors.device.jobs import Logits
 from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
 from neuron.actors.figures import Figures
-from neuron.actors.ports import PendingReply
 from neuron.actors.request import InferenceRequest
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.sampler import Sampled, Sampler
 from neuron.actors.settings import LimitSettings
+from neuron.actors.steps import Steps
 from neuron.actors.stream import EventStream
 from neuron.actors.text.types import Detokenizer, OutputParser
 from neuron.actors.turnstile import Ticket, TicketState, Turnstile
-from neuron.runtime.errors import InternalError, NeuronError, ProtocolError, ShuttingDown
+from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
 from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
 
-#: One sequence per model for now; jobs carry the handle all the same.
-SEQUENCE = Sequence(0)
 #: Seconds between warnings (and position reports) while a request waits for the lock.
 WAIT_REPORT_S = 2.0
 
@@ -78,15 +75,14 @@ class Session:
         self.stream = EventStream(limits.write_idle_seconds)
         self.ticket = ticket
         self.phase = Phase.QUEUE
-        self._resident = resident
+        self.resident = resident
+        self._steps = Steps(resident)
         self._turnstile = turnstile
         self._figures = figures
         self._limits = limits
         self._on_failure = on_failure
         self._clock = Clock()
         self._generated = 0
-        self._outstanding: PendingReply | None = None
-        self._held = 0
         self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.device_id)
 
     # -- the whole life ------------------------------------------------------------------------
@@ -113,16 +109,21 @@ class Session:
     async def _run(self) -> None:
         self.stream.on_wanted_end = self.ticket.poke
         self.stream.put_now(Start(len(self.work.prompt)))
+        device = self.resident.device.info()
         self._log.info(
             "starting",
             prompt_tokens=len(self.work.prompt),
             max_tokens=self.work.max_new_tokens,
             queue_depth=self._turnstile.depth,
+            vram_free_mb=device.vram_free_mb,
+            vram_total_mb=device.vram_total_mb,
         )
         await self._wait_for_turn()
         self._clock.running = time.monotonic()
         self.phase = Phase.PREFILL
-        reply = await self._prefill()
+        reply = await self._steps.prefill(
+            self.work.prompt, self._limits.prefill_chunk_tokens, before_each=self._before_chunk
+        )
         self._clock.first_logits = time.monotonic()
         self._note_prefill()
         self.phase = Phase.DECODE
@@ -153,56 +154,14 @@ class Session:
 
     # -- device work ---------------------------------------------------------------------------
 
-    async def _prefill(self) -> Logits:
-        """Clears what the sequence holds, then runs the prompt in chunks; the last one gives logits."""
-        handle = self._resident.handle
-        await self._resident.device.call(lambda job: ClearKv(job, handle, SEQUENCE))
-        tokens = np.asarray(self.work.prompt, dtype="<i4")
-        chunk = self._limits.prefill_chunk_tokens
-        for begin in range(0, len(tokens), chunk):
-            self.stream.check()
-            part = tokens[begin : begin + chunk]
-            last = begin + chunk >= len(tokens)
-            self._outstanding = self._post(part, slot=0 if last else None)
-            reply = await self._take_outstanding()
-            self._log.debug("prefill chunk", position=self._held, tokens=len(part))
-        return self._checked(reply)
-
-    def _post(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], slot: int | None) -> PendingReply:
-        resident, position, stamp = self._resident, self._held, self._resident.next_stamp()
-        self._stamp = stamp
-        pending = resident.device.post(
-            lambda job: ForwardLogits(job, resident.handle, SEQUENCE, tokens.tobytes(), position, slot, stamp)
-        )
-        self._held += len(tokens)
-        return pending
-
-    async def _take_outstanding(self) -> object:
-        """The reply of the job in flight. It stays outstanding if this task is cancelled while it waits."""
-        assert self._outstanding is not None
-        try:
-            reply = await self._outstanding.reply()
-        except NeuronError:
-            self._outstanding = None
-            raise
-        self._outstanding = None
-        return reply
-
-    def _checked(self, reply: object) -> Logits:
-        """Raises ProtocolError when the slot does not hold exactly what was asked for."""
-        if (
-            not isinstance(reply, Logits)
-            or reply.stamp != self._stamp
-            or self._resident.slots.stamp(reply.slot) != self._stamp
-            or reply.position != self._held
-        ):
-            raise ProtocolError("The device process answered with logits of another step.")
-        return reply
+    def _before_chunk(self) -> None:
+        self.stream.check()
+        self._log.debug("prefill chunk", position=self._steps.held)
 
     async def _decode(self, reply: Logits) -> FinishReason:
         """Sample, post the next step, and only then turn the token into text."""
         work = self.work
-        eos, parser = self._resident.text.tokenizer.eos_ids, work.parser
+        eos, parser = self.resident.text.tokenizer.eos_ids, work.parser
         while True:
             sampled = self._sample(reply)
             self._generated += 1
@@ -212,8 +171,7 @@ class Session:
             elif self._generated >= work.max_new_tokens:
                 finish = FinishReason.LENGTH
             else:
-                step = np.array([sampled.token_id], dtype="<i4")
-                self._outstanding = self._post(step, slot=1 - reply.slot)
+                self._steps.post(sampled.token_id, slot=1 - reply.slot)
             work.sampler.accept(sampled.token_id)
             if sampled.token_id not in eos:
                 text = work.detokenizer.push(sampled.token_id)
@@ -224,15 +182,15 @@ class Session:
             if finish is not None:
                 return finish
             self.stream.check()
-            reply = self._checked(await self._take_outstanding())
+            reply = await self._steps.logits()
             self.stream.check()
 
     def _sample(self, reply: Logits) -> Sampled:
         try:
-            return self.work.sampler.sample(self._resident.slots.row(reply.slot))
+            return self.work.sampler.sample(self._steps.row(reply))
         except NeuronError:
             self._figures.unhealthy_logits += 1
-            self._log.error("logits unhealthy", position=self._held, step=self._generated)
+            self._log.error("logits unhealthy", position=self._steps.held, step=self._generated)
             raise
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
@@ -243,7 +201,7 @@ class Session:
         return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, tuple(entries))
 
     def _entry(self, token_id: int, value: float) -> TokenLogprob:
-        raw = self._resident.text.tokenizer.token_bytes(token_id)
+        raw = self.resident.text.tokenizer.token_bytes(token_id)
         return TokenLogprob(raw.decode("utf-8", "replace"), value, raw)
 
     # -- the end -------------------------------------------------------------------------------
@@ -303,12 +261,12 @@ class Session:
 
     async def _drain(self) -> None:
         """A job may still be running: the lock is kept until its reply is here, so nobody else reads it."""
-        if self._outstanding is None:
-            return
         try:
-            await self._take_outstanding()
+            await self._steps.drain()
         except NeuronError as error:
             self._on_failure(self, error)
+        except Exception as error:
+            self._log.error("the last job of a request failed", cause=cause_chain(error))
 
     # -- figures -------------------------------------------------------------------------------
 
