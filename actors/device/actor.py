@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -32,6 +33,9 @@ WORKER_MODULE = "neuron.actors.device.worker"
 CRASH_LIMIT = 3
 CRASH_WINDOW_SECONDS = 60.0
 """So many deaths in a row without a completed load, within this time, and starting is refused for the rest of it."""
+OOM_LIMIT = 3
+OOM_WINDOW_SECONDS = 60.0
+"""So many recovered shortages of memory within this time, and the log gives advice."""
 VRAM_POLL_SECONDS = 5.0
 STOP_SECONDS = 20.0
 
@@ -83,6 +87,7 @@ class DeviceActor:
         self._lock = asyncio.Lock()
         self._callbacks: list[OnDeath] = []
         self._crashes: list[float] = []
+        self._out_of_memory: deque[float] = deque(maxlen=OOM_LIMIT)
         self._vram = Vram(0, 0, 0, 0)
         self._last_ready: Ready | None = None
         self._ledger = ScriptLedger()
@@ -260,8 +265,21 @@ class DeviceActor:
             self._ledger.note(reply)
         elif isinstance(reply, jobs.Loaded):
             self._crashes.clear()
+        elif isinstance(reply, jobs.Fault) and reply.kind == "oom":
+            self._note_out_of_memory()
         if pending is not None and isinstance(pending.job, (*LOADS, jobs.Drop)):
             self._query_vram()
+
+    def _note_out_of_memory(self) -> None:
+        now = time.monotonic()
+        self._out_of_memory.append(now)
+        if len(self._out_of_memory) == OOM_LIMIT and now - self._out_of_memory[0] < OOM_WINDOW_SECONDS:
+            self._out_of_memory.clear()
+            _log.warning(
+                "device memory ran out again and again",
+                device=self.device_id,
+                advice="lower max_context or prefill_chunk_tokens, or raise min_free_vram_mb",
+            )
 
     # -- cached facts ----------------------------------------------------------------------------
 

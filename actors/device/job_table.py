@@ -46,8 +46,10 @@ class PendingReply:
     async def reply(self) -> Reply:
         """The terminal reply. Raises the typed error of a Fault or of the process's death.
 
-        A caller that is cancelled here leaves the job to run; its answer reaches nobody else.
+        A caller that is cancelled here leaves the job to run; its answer reaches nobody else, though it may be
+        waited for again.
         """
+        self.abandoned = False
         try:
             answer = await asyncio.shield(self._answer)
         except asyncio.CancelledError:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -11,10 +13,11 @@ import msgspec
 import pytest
 
 from neuron.actors.daemon import PoisonRecord
+from neuron.actors.device import actor as actor_module
 from neuron.actors.device import jobs
 from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.jobs import ArchHandle
-from neuron.actors.errors import DeviceUnavailable, InvalidConfig
+from neuron.actors.errors import DeviceUnavailable, InsufficientVram, InvalidConfig
 from neuron.runtime import process as runtime_process
 from neuron.runtime.errors import InternalError, ShuttingDown, WorkerDied, WorkerUnresponsive
 from tests.harness.invariants import gone
@@ -233,3 +236,62 @@ async def test_eos_ends_a_script(tmp_path: Path) -> None:
         model = await held.model(write_script(tmp_path, "e", turn("a", EOS), special_tokens=["<|im_end|>"]))
         assert await model.generate(b"hi", 2) == [97, 256]
         await model.drop()
+
+
+async def test_release_ends_the_process_and_a_load_starts_a_fresh_one(plain: Path) -> None:
+    async with device() as held:
+        model = await held.model(plain)
+        first = held.pid
+        model.slots.close()
+        await held.actor.release(5.0)
+        assert gone(first)
+        assert held.actor.info().state == "idle"
+        model = await held.model(plain)
+        assert await model.generate(b"hi", 1) == [97]
+        assert held.deaths == []
+        await model.drop()
+
+
+async def test_repeated_shortage_of_memory_gives_advice(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(actor_module, "_log", _Recorder(warned))
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    control = tmp_path / "control.json"
+    control.write_text(
+        json.dumps([{"point": "worker.prefill.chunk", "action": "raise", "text": text, "start": 1, "count": 3}])
+    )
+    async with device(failpoints=control) as held:
+        model = await held.model(plain)
+        for _ in range(3):
+            with pytest.raises(InsufficientVram):
+                await model.generate(b"hi", 1)
+        assert warned == ["device memory ran out again and again"]
+        assert await model.generate(b"hi", 1) == [97]
+        await model.drop()
+
+
+class _Recorder:
+    """Stands for the logger; keeps warnings."""
+
+    def __init__(self, warned: list[str]) -> None:
+        self._warned = warned
+
+    def warning(self, event: str, **keys: object) -> None:
+        self._warned.append(event)
+
+    def info(self, event: str, **keys: object) -> None:
+        """Not kept."""
+
+    def error(self, event: str, **keys: object) -> None:
+        """Not kept."""
+
+
+def test_the_daemons_side_imports_no_tensor_library() -> None:
+    code = (
+        "import sys, neuron.actors.device.actor; "
+        "sys.exit(any(name.split('.')[0] in ('torch', 'llvmlite') or name.startswith('numba.cuda') "
+        "for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
