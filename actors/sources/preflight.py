@@ -55,10 +55,13 @@ def preflight(
     *,
     tensor_parallel: int | None = None,
     max_context: int | None = None,
+    default_context: int | None = None,
     free_bytes: int | None = None,
     prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> PreflightReport:
     """Check a model whose files are local. `free_bytes`: on each of its devices, None when unknown. Blocking.
+
+    `max_context` is a wish that must fit; `default_context` (else the model's own maximum) shrinks to what fits.
 
     Raises PreflightError subclasses: unsound files, an architecture that is not served, heads that do not divide,
     DoesNotFit (with the largest context that would).
@@ -82,6 +85,7 @@ def preflight(
         stored_quant=artifact.stored_quant,
         ranks=tensor_parallel or 1,
         max_context=max_context,
+        default_context=default_context,
         free_bytes=free_bytes,
         chunk_tokens=prefill_chunk_tokens,
     )
@@ -92,6 +96,7 @@ def report_of_plan(
     *,
     tensor_parallel: int | None = None,
     max_context: int | None = None,
+    default_context: int | None = None,
     free_bytes: int | None = None,
     prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> PreflightReport:
@@ -106,6 +111,7 @@ def report_of_plan(
         stored_quant=plan.selection.stored_quant,
         ranks=tensor_parallel or 1,
         max_context=max_context,
+        default_context=default_context,
         free_bytes=free_bytes,
         chunk_tokens=prefill_chunk_tokens,
     )
@@ -133,6 +139,7 @@ def _report(
     stored_quant: str | None,
     ranks: int,
     max_context: int | None,
+    default_context: int | None,
     free_bytes: int | None,
     chunk_tokens: int,
 ) -> PreflightReport:
@@ -151,7 +158,7 @@ def _report(
         )
 
     largest = largest_context(budget_of(0), config.max_position)
-    context = _context(budget_of, largest, config.max_position, max_context, model_id)
+    context = _context(budget_of, largest, config.max_position, max_context, default_context, model_id)
     return PreflightReport(
         model_id=model_id,
         source_id=source_id,
@@ -172,11 +179,16 @@ def _report(
 
 
 def _context(
-    budget_of: Callable[[int], Budget], largest: int, max_position: int, asked: int | None, model_id: str
+    budget_of: Callable[[int], Budget],
+    largest: int,
+    max_position: int,
+    asked: int | None,
+    default: int | None,
+    model_id: str,
 ) -> int:
-    """The context to load with: what was asked for or else all that fits. Raises DoesNotFit."""
-    wanted = min(asked or max_position, max_position)
-    needed = wanted if asked is not None else min(MIN_CONTEXT, max_position)
+    """The context to load with: what was asked for, else as much of the default as fits. Raises DoesNotFit."""
+    wanted = min(asked or default or max_position, max_position)
+    needed = wanted if asked is not None else min(MIN_CONTEXT, wanted)
     if largest < needed:
         raise _does_not_fit(budget_of(needed), needed, largest, model_id)
     return min(wanted, largest)

@@ -78,6 +78,7 @@ async def preflight_remote(
     quant: str | None = None,
     tensor_parallel: int | None = None,
     max_context: int | None = None,
+    default_context: int | None = None,
     free_bytes: int | None = None,
 ) -> PreflightReport:
     """The report of a load, without fetching weights: of a hub only config, index and headers are read."""
@@ -87,7 +88,13 @@ async def preflight_remote(
             return preflight(_scripted(model_id, settings, tensor_parallel))
         repository = open_repository(model_id, settings)
         plan = make_plan(repository, quant=quant, tensor_parallel=tensor_parallel)
-        return report_of_plan(plan, tensor_parallel=tensor_parallel, max_context=max_context, free_bytes=free_bytes)
+        return report_of_plan(
+            plan,
+            tensor_parallel=tensor_parallel,
+            max_context=max_context,
+            default_context=default_context,
+            free_bytes=free_bytes,
+        )
 
     return await anyio.to_thread.run_sync(act, abandon_on_cancel=True)
 

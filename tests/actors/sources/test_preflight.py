@@ -105,6 +105,8 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     short = needed.total_bytes - 100 * needed.kv_bytes_per_token
     assert preflight(model, free_bytes=short).context_length == 412
     assert preflight(model, max_context=412, free_bytes=short).context_length == 412
+    assert preflight(model, default_context=450, free_bytes=short).context_length == 412
+    assert preflight(model, default_context=400, free_bytes=short).context_length == 400
     with pytest.raises(DoesNotFit) as caught:
         preflight(model, max_context=413, free_bytes=short)
     assert caught.value.extra["suggestion"] == "max_context: 412"
