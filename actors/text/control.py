@@ -17,6 +17,15 @@ _CONTROL_SHAPE = re.compile(
 )
 _TAG = re.compile(r"<[/|]{0,2}([A-Za-z_:]+)\|?>")
 
+#: Texts that end a turn or the text in some family; such a token stops generation whatever the metadata says.
+END_TEXTS = frozenset(
+    {
+        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "<|end_of_text|>",
+        "<|eot|>", "<|EOT|>", "<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>",
+        "<turn|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
+    }
+)  # fmt: skip
+
 
 class AddedToken(msgspec.Struct, frozen=True):
     """An added token. `lstrip`/`rstrip`: it takes the blanks on that side with it when it is recognised."""
@@ -42,6 +51,15 @@ def is_control(token: AddedToken, template_texts: Collection[str] = ()) -> bool:
         return True
     visible = token.text.strip()
     return len(visible) > 2 and not visible.isalnum() and any(token.text in text for text in template_texts)
+
+
+def end_tokens(added: Iterable[AddedToken]) -> frozenset[int]:
+    """Ids of special tokens that are known to end a turn."""
+    texts = {token.text: token.id for token in added if token.special}
+    known = {index for text, index in texts.items() if text in END_TEXTS}
+    if "<|return|>" in texts:
+        known.discard(texts.get("<|end|>", -1))  # there it ends a message within the turn
+    return frozenset(known)
 
 
 class Match(msgspec.Struct, frozen=True):

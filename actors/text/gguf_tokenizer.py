@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
-from neuron.actors.text.control import AddedToken, is_control
+from neuron.actors.text.control import END_TEXTS, AddedToken, end_tokens, is_control
 from neuron.actors.text.native import native_errors
 from neuron.actors.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
@@ -18,16 +18,6 @@ log = structlog.get_logger(__name__)
 
 Metadata = Mapping[str, object]
 _PREFIX = "tokenizer.ggml."
-#: Texts that end a turn or the text in some family; such a token stops generation whatever the metadata says.
-_END_TEXTS = frozenset(
-    {
-        "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "<|end_of_text|>",
-        "<|eot|>", "<|EOT|>", "<EOT>", "_<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>",
-        "<turn|>", "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
-    }
-)  # fmt: skip
-
-
 #: Longer pieces of a scored vocabulary are not reachable by merges (real ones have at most 48 characters).
 _LONGEST_PIECE = 256
 
@@ -153,7 +143,7 @@ def _added_tokens(vocabulary: GgufVocabulary) -> list[AddedToken]:
     for index, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if not text or kind not in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
             continue
-        special = kind != TokenType.USER_DEFINED or index in ends or text in _END_TEXTS
+        special = kind != TokenType.USER_DEFINED or index in ends or text in END_TEXTS
         rstrip = takes_blanks and special and text not in ("<unk>", "<s>", "<|endoftext|>")
         added.append(AddedToken(id=index, text=text, special=special, rstrip=rstrip))
     return added
@@ -161,10 +151,7 @@ def _added_tokens(vocabulary: GgufVocabulary) -> list[AddedToken]:
 
 def _end_ids(vocabulary: GgufVocabulary, added: Sequence[AddedToken]) -> frozenset[int]:
     named = {vocabulary.id("eos"), vocabulary.id("eot"), vocabulary.id("eom")} - {None}
-    known = {token.id for token in added if token.special and token.text in _END_TEXTS}
-    texts = {token.text: token.id for token in added}
-    if "<|return|>" in texts and "<|end|>" in texts:
-        known.discard(texts["<|end|>"])  # there it ends a message within the turn
+    known = end_tokens(added)
     return frozenset(index for index in named | known if index is not None)
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from neuron.actors.errors import InvalidTokenizer
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
-from neuron.actors.text.control import AddedToken, is_control
+from neuron.actors.text.control import AddedToken, end_tokens, is_control
 from neuron.actors.text.generation_defaults import read_object
 from neuron.actors.text.native import native_errors
 from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
@@ -25,7 +25,10 @@ def hf_tokenizer(
 ) -> SegmentTokenizer:
     """The tokenizer of `directory`. `eos_ids`: end tokens that config files name. Raises InvalidTokenizer."""
     content = _read(directory / "tokenizer.json", model_id)
-    config = read_object(directory / "tokenizer_config.json")
+    config = {
+        **read_object(directory / "special_tokens_map.json"),
+        **{key: value for key, value in read_object(directory / "tokenizer_config.json").items() if value is not None},
+    }
     with native_errors("tokenizer.json cannot be used.", model_id):
         description: Json = msgspec.json.decode(content, type=dict[str, Any])
         added = _added_tokens(description, config)
@@ -145,7 +148,7 @@ def _assemble(
         token_bytes=pieces,
         added=added,
         control=control,
-        eos_ids=frozenset(index for index in ends if index < size),
+        eos_ids=frozenset(index for index in ends if index < size) or end_tokens(added),
         bos_token=bos_token,
         eos_token=eos_token,
         strip_blank=not byte_level and ("Strip" in decoder or "Metaspace" in decoder),

@@ -123,6 +123,16 @@ def test_all_end_tokens_count(tmp_path: Path) -> None:
     assert not model.own_template
 
 
+def test_end_tokens_without_any_config(tmp_path: Path) -> None:
+    native = byte_level()
+    native.add_special_tokens([AddedToken("<|im_end|>", normalized=False)])
+    tokenizer = saved(native, tmp_path)
+    assert tokenizer.eos_ids == {tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<|end|>")}
+    named = saved(native, tmp_path, special_tokens_map={"eos_token": "<|other|>", "bos_token": {"content": "<|end|>"}})
+    assert named.eos_ids == {named.token_id("<|other|>")}
+    assert named.bos_token == "<|end|>"
+
+
 @pytest.mark.parametrize(
     "generation",
     [
