@@ -10,6 +10,7 @@ from neuron.actors.device.jobs import Fault
 from neuron.actors.device.replies import error_from_fault
 from neuron.runtime.errors import NeuronError, ProtocolError, ShuttingDown, WorkerDied, WorkerUnresponsive
 
+_CLASS = re.compile(r"^[A-Za-z_]\w*: ")
 _PLACE = re.compile(r"\S*/\S*|0x[0-9a-fA-F]+")
 
 
@@ -38,7 +39,8 @@ class Death:
 
 
 def device_fault(fault: Fault) -> Death:
-    text = _PLACE.sub("...", fault.message.strip().partition("\n")[0])[:160]
+    text = _CLASS.sub("", fault.message.strip().partition("\n")[0].partition(" <- ")[0])
+    text = _PLACE.sub("...", text)[:160]
     reason = fault.reason or fault.name
     return Death(
         f"{reason}: {text}" if text else reason,

@@ -295,8 +295,7 @@ async def test_row_10_a_device_fault_ends_the_process(tmp_path: Path, other: Pat
         assert text not in caught.value.message
         record = await held.death()
         assert (record.code, record.phase) == (700, "decode")
-        assert record.reason.startswith("illegal_address: ")
-        assert "an illegal memory access was encountered" in record.reason
+        assert record.reason == "illegal_address: CUDA error: an illegal memory access was encountered"
         model.slots.close()
         await _cured(held, path, pid)
 
@@ -355,7 +354,7 @@ async def test_row_16_an_unknown_text_is_fatal(tmp_path: Path, plain: Path) -> N
         with pytest.raises(DeviceFault):
             await model.generate(b"h", 1)
         record = await held.death()
-        assert record.reason == "unclassified: RuntimeError: zz ..."
+        assert record.reason == "unclassified: zz ..."
         model.slots.close()
 
 
