@@ -29,12 +29,13 @@ from neuron.actors.errors import ModelNotFound, NanLogits, PreflightError
 from neuron.actors.load_job import LoadJob
 from neuron.actors.ports import DevicePort
 from neuron.actors.resident import MIB, Resident
+from neuron.actors.scripted import ScriptError, read_script
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.configured import configured_sources
 from neuron.actors.sources.ids import ModelId, parse_model_id
 from neuron.actors.sources.preflight import PreflightReport, preflight
-from neuron.actors.sources.resolve import preflight_remote, resolve, resolve_now
+from neuron.actors.sources.resolve import open_repository, preflight_remote, resolve, resolve_now
 from neuron.actors.steps import SEQUENCE
 from neuron.actors.text.build import TextModel, load_text_model
 from neuron.runtime.errors import NeuronError, ProtocolError
@@ -121,14 +122,18 @@ class Loader:
         """What local files tell of a model that is not resident. Raises ModelNotFound; never asks a hub."""
         try:
             parsed = parse_model_id(model_id, self._settings)
-            if configured_sources(self._settings)[parsed.scheme].kind is SourceKind.HUB:
-                raise ModelNotFound(model_id)
-            artifact = resolve_now(
-                parsed, self._settings, quant=None, tensor_parallel=None, chat_template_file=None, progress=_quiet
-            )
-        except PreflightError as error:
+            kind = configured_sources(self._settings)[parsed.scheme].kind
+            if kind is SourceKind.SCRIPTED:
+                artifact = resolve_now(
+                    parsed, self._settings, quant=None, tensor_parallel=None, chat_template_file=None, progress=_quiet
+                )
+                return read_script(artifact.weight_files[0]).capabilities
+            names = open_repository(parsed, self._settings).files() if kind is not SourceKind.HUB else {}
+        except (PreflightError, ScriptError) as error:
             raise ModelNotFound(model_id) from error
-        sees = artifact.projector is not None or (artifact.directory / "preprocessor_config.json").is_file()
+        if not any(name.endswith((".gguf", ".safetensors")) for name in names):
+            raise ModelNotFound(model_id)
+        sees = "preprocessor_config.json" in names or any("mmproj" in name for name in names)
         return ("text", "vision") if sees else ("text",)
 
     async def _resolve(self, plan: LoadPlan, job: LoadJob) -> ModelArtifact:

@@ -60,21 +60,19 @@ def kernels() -> Kernels:
         return _built[0]
     with _lock:
         if not _built:
-            _built.append(_build())
+            try:
+                _built.append(_build(cache=True))
+            except (RuntimeError, OSError):  # Nowhere to keep a cache: read-only without a home, or a full disk.
+                _built.append(_build(cache=False))
     return _built[0]
 
 
-def _jit(function: Callable[..., Any], **options: Any) -> Any:
+def _build(*, cache: bool) -> Kernels:
+    """Closures over one inlined `weight`, so that numba caches and vectorises them together."""
     import numba
 
-    try:
-        return numba.njit(cache=True, nogil=True, **options)(function)
-    except RuntimeError:  # No place to keep a cache: a read-only installation without a home.
-        return numba.njit(cache=False, nogil=True, **options)(function)
-
-
-def _build() -> Kernels:
-    """Closures over one inlined `weight`, so that numba caches and vectorises them together."""
+    def _jit(function: Callable[..., Any], **options: Any) -> Any:
+        return numba.njit(cache=cache, nogil=True, **options)(function)
 
     def exponential(x):  # type: ignore[no-untyped-def]
         # exp(x) for x <= 0 in float32, relative error 2e-7: Cody-Waite reduction and the polynomial of Cephes' expf.

@@ -1,6 +1,9 @@
 """The sampler against the float64 oracle: the support exactly, the frequencies by chi-squared, and the edge cases."""
 
 import itertools
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -263,3 +266,24 @@ def test_settings_come_from_the_request_then_the_model_then_the_default() -> Non
     assert resolve_sampling(SamplingParams(), SamplingParams()).temperature == 0.7
     assert resolved.seed == 4
     assert list(itertools.chain(resolved.logit_bias)) == []
+
+
+IMPORTS = """
+import sys
+from neuron.actors.registry import Registry
+from neuron.actors.sampling.sampler import Sampler, warm_up
+from neuron.actors.sampling.params import ResolvedSampling
+import numpy as np
+warm_up()
+row = np.zeros(9, np.float32)
+row[4] = 9.0
+assert Sampler(ResolvedSampling(top_k=2, temperature=0.1), vocab_size=9).sample(row).token_id == 4
+loaded = [name for name in sys.modules if name.split(".")[0] == "torch" or name.startswith("numba.cuda")]
+assert not loaded, loaded
+"""
+
+
+def test_the_daemon_samples_without_torch_cuda_or_a_place_for_a_cache() -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": "/proc/nowhere", "HOME": "/proc/nowhere"}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
