@@ -8,13 +8,13 @@ from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from neuron.actors.errors import InvalidValue
 from neuron.actors.request import InferenceRequest, Thinking, ToolChoice
 from neuron.actors.text.constraint_grammar import CallForm, grammar_of
-from neuron.actors.text.constraint_vocabulary import vocabulary
+from neuron.actors.text.constraint_vocabulary import Vocabulary, vocabulary
 from neuron.actors.text.types import Markers, Tokenizer
 
 _LIMITS = {"verbose_errors": False}
@@ -53,7 +53,7 @@ def build_constraint(
     if grammar is None:
         return None
     tokens = vocabulary(model.tokenizer)
-    matcher = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+    matcher = LLMatcher(tokens.trie, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
     if matcher.is_error():
         forced = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
         raise InvalidValue(
@@ -78,7 +78,7 @@ class Constraint:
     def __init__(
         self,
         matcher: LLMatcher,
-        tokens: LLTokenizer,
+        tokens: Vocabulary,
         phase: Phase,
         reasoning: Markers | None,
         not_while_thinking: list[int],
@@ -87,7 +87,8 @@ class Constraint:
         self._phase = phase
         self._reasoning = reasoning
         self._not_while_thinking = not_while_thinking
-        self._size = tokens.vocab_size
+        self._size = tokens.size
+        self._unwritten = tokens.unwritten
         self._mask = np.zeros((self._size + 31) // 32 * 4, dtype=np.uint8)
 
     @property
@@ -118,6 +119,9 @@ class Constraint:
         opening = self._reasoning.open_id if self._phase is Phase.OPTIONAL and self._reasoning is not None else None
         kept = None if opening is None else logits[opening]
         allowed = np.unpackbits(self._mask, count=self._size, bitorder="little").view(np.bool_)
+        for token_id in self._unwritten:
+            if not allowed[token_id] and self._matcher.validate_tokens([token_id]) == 1:
+                allowed[token_id] = True
         row = logits[: self._size]
         np.copyto(row, FORBIDDEN, where=~allowed[: len(row)])
         logits[self._size :] = FORBIDDEN

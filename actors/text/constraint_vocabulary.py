@@ -1,19 +1,33 @@
 """A Tokenizer as llguidance's trie of token bytes; built once for each tokenizer (about half a second at 150,000)."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary, ref
 
+import msgspec
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from neuron.actors.errors import UnsupportedParameter
 from neuron.actors.text.types import Segment, Tokenizer
 
-_cache: WeakKeyDictionary[Tokenizer, LLTokenizer] = WeakKeyDictionary()
+#: Vocabularies up to this size are searched for tokens that their own encoder never writes.
+SMALL = 8192
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """`unwritten`: ids the encoder never gives (a script's pieces). Where a grammar forces the next bytes the library
+    allows only the encoder's own tokens for them, so these ids are asked for one by one."""
+
+    trie: LLTokenizer
+    size: int
+    unwritten: tuple[int, ...]
+
+
+_cache: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-class _Vocabulary:
+class _Tokens:
     """The attributes llguidance asks of a tokenizer. Added tokens count as special: no text of a grammar gives them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,7 +53,7 @@ def _is_added(tokenizer: Tokenizer, index: int, piece: bytes) -> bool:
         return False
 
 
-def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     """The trie of `tokenizer`. Blocking; concurrent callers wait for one build.
 
     Raises UnsupportedParameter for a tokenizer without an end token: a constrained answer could never end.
@@ -49,7 +63,17 @@ def vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     with _lock:
         found = _cache.get(tokenizer)
         if found is None:
-            wrapper = TokenizerWrapper(_Vocabulary(tokenizer))
-            found = LLTokenizer(wrapper, eos_token=sorted(tokenizer.eos_ids))
+            tokens = _Tokens(tokenizer)
+            trie = LLTokenizer(TokenizerWrapper(tokens), eos_token=sorted(tokenizer.eos_ids))
+            found = Vocabulary(trie, tokenizer.vocab_size, tuple(_unwritten(tokenizer, tokens)))
             _cache[tokenizer] = found
         return found
+
+
+def _unwritten(tokenizer: Tokenizer, tokens: _Tokens) -> Iterator[int]:
+    if tokenizer.vocab_size > SMALL:
+        return
+    special = set(tokens.special_token_ids)
+    for token_id, piece in enumerate(tokens.tokens):
+        if len(piece) > 1 and token_id not in special and tokens(piece) != [token_id]:
+            yield token_id

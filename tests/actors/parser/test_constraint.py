@@ -187,6 +187,17 @@ def test_tool_schemas_are_taken_leniently() -> None:
         assert constraint(tools=(odd,), tool_choice=ToolChoice.REQUIRED, form=form)
 
 
+def test_pieces_of_a_script_pass_where_the_grammar_forces_its_bytes() -> None:
+    piece = '\n{"name": "now", "arguments": {}}\n'
+    side = text_side(piece)
+    held = constraint(side, tools=TOOLS, tool_choice=ToolChoice.REQUIRED)
+    whole = side.tokenizer.vocab_size - 1
+    assert side.tokenizer.token_bytes(whole) == piece.encode()
+    tokens = [*ids(side, "<tool_call>"), whole, *ids(side, "</tool_call>")]
+    assert accepts(side, held, tokens) == 3
+    assert held.accepting
+
+
 def test_form_of_a_template() -> None:
     assert call_form(["... <function=example> ..."]) is CallForm.XML
     assert call_form(['{"name": <function-name>}']) is CallForm.JSON

@@ -27,9 +27,9 @@ class TextSide:
     tool_call: Markers | None
 
 
-def text_side(*, thinks: bool = True) -> TextSide:
+def text_side(piece: str = "x", *, thinks: bool = True) -> TextSide:
     named = NAMED if thinks else NAMED[2:]
-    tokenizer = scripted_tokenizer(script(turn("x"), added_tokens=named, special_tokens=["<|im_end|>"]))
+    tokenizer = scripted_tokenizer(script(turn(piece), added_tokens=named, special_tokens=["<|im_end|>"]))
     return TextSide(tokenizer, find_markers(tokenizer, REASONING_PAIRS), find_markers(tokenizer, TOOL_CALL_PAIRS))
 
 
