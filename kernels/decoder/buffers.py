@@ -11,6 +11,7 @@ from neuron.kernels.decoder.plan import StepBuffers, StepShape
 from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.quant.quads import QUAD
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Bytes, Matrix, aligned_bytes
 
@@ -79,7 +80,7 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
     arena = Arena()
     rows, threads = STEP_ROWS, team.threads
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    widest = -(-max(config.hidden_size, config.intermediate_size, query) // 32) * 32
+    widest = -(-max(config.hidden_size, config.intermediate_size, query) // QUAD) * QUAD
     part = config.num_heads * threads * (config.head_dim + 2) * 4
     buffers = StepBuffers(
         barrier=team.barrier_state,
@@ -96,16 +97,15 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
         caches=arena.take("caches", PREFILL_ROWS * 8),
         normed=arena.take("normed", threads * rows * widest * 4),
         quants=arena.take("quants", threads * rows * widest * 2),
-        scales=arena.take("scales", threads * rows * widest // 8),
-        sums=arena.take("sums", threads * rows * widest // 8),
+        scales=arena.take("scales", threads * rows * widest // 4),
         scores=arena.take("scores", threads * TILE * 4),
         private_normed=rows * widest * 4,
         private_quants=rows * widest * 2,
-        private_scales=rows * widest // 8,
+        private_scales=rows * widest // 4,
         private_scores=TILE * 4,
         normed_step=widest * 4,
         quants_step=widest * 2,
-        scales_step=widest // 8,
+        scales_step=widest // 4,
     )
     return Workspace(arena, shape, buffers, _table(config, weights))
 

@@ -45,11 +45,11 @@ class StepBuffers(NamedTuple):
     #: per row: position, address of the sequence's cache (int64 each)
     positions: int
     caches: int
-    #: private: normed activations float32 [rows, widest], int16 [rows, widest], scales, sums [rows, widest / 32]
+    #: private: normed activations float32 [rows, widest], as int16 [rows, widest], their scales and sums
+    #: [rows, widest / 32, 2], attention scores [TILE]
     normed: int
     quants: int
     scales: int
-    sums: int
     scores: int
     private_normed: int
     private_quants: int

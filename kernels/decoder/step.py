@@ -14,9 +14,9 @@ from neuron.kernels.attention.step import (
 )
 from neuron.kernels.decoder import plan
 from neuron.kernels.jit import compiled, spliced
+from neuron.kernels.quant.activations import FLOAT, NONE, layout_of, quantise_row
 from neuron.kernels.quant.memory import load_i64
 from neuron.kernels.quant.products import expand_row_f32, multiply_rows
-from neuron.kernels.quant.rows import quantise_row
 from neuron.kernels.quant.vector import add_to, narrow_f32, scaled_product, silu_product
 from neuron.kernels.threads import barrier
 
@@ -36,16 +36,20 @@ def share(total, unit, thread, threads):
 
 
 @spliced
-def quantise_private(thread, n, cols, b):
-    """Activations in this thread's `normed` as int16 groups beside it; the part beyond whole groups has none."""
-    for t in range(n):
-        quantise_row(
-            b.normed + thread * b.private_normed + t * b.normed_step,
-            b.quants + thread * b.private_quants + t * b.quants_step,
-            b.scales + thread * b.private_scales + t * b.scales_step,
-            b.sums + thread * b.private_scales + t * b.scales_step,
-            cols,
-        )
+def arrange(thread, n, cols, kind, held, b):
+    """This thread's `normed` in the layout that `kind` is multiplied with; `held` is the layout that is there."""
+    layout = layout_of(kind)
+    if layout != held and layout != FLOAT:
+        for t in range(n):
+            quantise_row(
+                layout,
+                b.normed + thread * b.private_normed + t * b.normed_step,
+                b.quants + thread * b.private_quants + t * b.quants_step,
+                b.scales + thread * b.private_scales + t * b.scales_step,
+                cols,
+            )
+        return layout
+    return held
 
 
 @spliced
@@ -55,12 +59,15 @@ def norm_rows(thread, n, weight, shape, b):
         x = b.x + t * shape.hidden * 4
         factor = root_mean_square(x, shape.hidden, shape.epsilon)
         scaled_product(x, weight, factor, b.normed + thread * b.private_normed + t * b.normed_step, shape.hidden)
-    quantise_private(thread, n, shape.hidden, b)
 
 
 @spliced
-def project(thread, threads, n, layer, column, cols, out, out_step, bias, b):
-    """This thread's rows of one matrix times its private activations, plus `bias` (address or 0), to `out`."""
+def project(thread, threads, n, layer, column, cols, held, out, out_step, bias, b):
+    """This thread's rows of one matrix times its private activations, plus `bias` (address or 0), to `out`.
+
+    `held` is the layout that the activations are in (NONE: only as floats); returns the one they are in now.
+    """
+    held = arrange(thread, n, cols, layer[column], held, b)
     first, last = share(layer[column + 3], 32, thread, threads)
     multiply_rows(
         layer[column],
@@ -73,7 +80,6 @@ def project(thread, threads, n, layer, column, cols, out, out_step, bias, b):
         b.normed + thread * b.private_normed,
         b.quants + thread * b.private_quants,
         b.scales + thread * b.private_scales,
-        b.sums + thread * b.private_scales,
         b.normed_step,
         b.quants_step,
         b.scales_step,
@@ -83,13 +89,14 @@ def project(thread, threads, n, layer, column, cols, out, out_step, bias, b):
     if bias != 0:
         for t in range(n):
             add_to(bias + first * 4, out + t * out_step + first * 4, last - first)
+    return held
 
 
 @spliced
 def project_residual(thread, threads, n, layer, column, cols, bias, shape, b):
     """x += private activations . matrix^T (+ bias), this thread's part of hidden."""
     step = shape.hidden * 4
-    project(thread, threads, n, layer, column, cols, b.product, step, bias, b)
+    project(thread, threads, n, layer, column, cols, NONE, b.product, step, bias, b)
     first, last = share(shape.hidden, 32, thread, threads)
     for t in range(n):
         add_to(b.product + t * step + first * 4, b.x + t * step + first * 4, last - first)
@@ -147,9 +154,10 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
     """x += attention(norm(x))."""
     dim = shape.head_dim
     norm_rows(thread, n, layer[ATTN_NORM], shape, b)
-    project(thread, threads, n, layer, Q, shape.hidden, b.query, shape.heads * dim * 4, layer[Q_BIAS], b)
-    project(thread, threads, n, layer, K, shape.hidden, b.key, shape.kv_heads * dim * 4, layer[K_BIAS], b)
-    project(thread, threads, n, layer, V, shape.hidden, b.value, shape.kv_heads * dim * 4, layer[V_BIAS], b)
+    wide, narrow = shape.heads * dim * 4, shape.kv_heads * dim * 4
+    held = project(thread, threads, n, layer, Q, shape.hidden, NONE, b.query, wide, layer[Q_BIAS], b)
+    held = project(thread, threads, n, layer, K, shape.hidden, held, b.key, narrow, layer[K_BIAS], b)
+    project(thread, threads, n, layer, V, shape.hidden, held, b.value, narrow, layer[V_BIAS], b)
     barrier(b.barrier, threads)
     write_heads(thread, threads, n, layer, shape, b)
     barrier(b.barrier, threads)
@@ -160,7 +168,6 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
         for h in range(shape.heads):
             out = b.normed + thread * b.private_normed + t * b.normed_step + h * dim * 4
             combine(b.partial + (t * shape.heads + h) * splits * part, splits, part, dim, out)
-    quantise_private(thread, n, shape.heads * dim, b)
     project_residual(thread, threads, n, layer, O, shape.heads * dim, layer[O_BIAS], shape, b)
 
 
@@ -169,8 +176,8 @@ def mlp(thread, threads, n, layer, shape, b):
     """x += down(silu(gate(norm(x))) * up(norm(x)))."""
     step = shape.intermediate * 4
     norm_rows(thread, n, layer[FFN_NORM], shape, b)
-    project(thread, threads, n, layer, GATE, shape.hidden, b.gate, step, layer[GATE_BIAS], b)
-    project(thread, threads, n, layer, UP, shape.hidden, b.up, step, layer[UP_BIAS], b)
+    held = project(thread, threads, n, layer, GATE, shape.hidden, NONE, b.gate, step, layer[GATE_BIAS], b)
+    project(thread, threads, n, layer, UP, shape.hidden, held, b.up, step, layer[UP_BIAS], b)
     first, last = share(shape.intermediate, 32, thread, threads)
     for t in range(n):
         place = t * step + first * 4
@@ -178,7 +185,6 @@ def mlp(thread, threads, n, layer, shape, b):
     barrier(b.barrier, threads)
     for t in range(n):
         narrow_f32(b.gate + t * step, b.normed + thread * b.private_normed + t * b.normed_step, shape.intermediate)
-    quantise_private(thread, n, shape.intermediate, b)
     project_residual(thread, threads, n, layer, DOWN, shape.intermediate, layer[DOWN_BIAS], shape, b)
 
 
@@ -214,5 +220,4 @@ def head_rows(thread, threads, n, top, shape, b, logits, logits_rows):
         factor = root_mean_square(x, shape.hidden, shape.epsilon)
         out = b.normed + thread * b.private_normed + t * b.normed_step
         scaled_product(x, top[FINAL_NORM], factor, out, shape.hidden)
-    quantise_private(thread, logits_rows, shape.hidden, b)
-    project(thread, threads, logits_rows, top, HEAD, shape.hidden, logits, shape.vocab * 4, 0, b)
+    project(thread, threads, logits_rows, top, HEAD, shape.hidden, NONE, logits, shape.vocab * 4, 0, b)

@@ -20,6 +20,11 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
+def has_byte_products() -> bool:
+    """Whether this CPU multiplies bytes and adds them in fours at full width (AVX-512 VNNI)."""
+    return {"avx512vnni", "avx512bw", "avx512vl"} <= host_features()
+
+
 class Emitter:
     """Wraps an IRBuilder. Addresses are i64 values."""
 
@@ -131,6 +136,13 @@ class Emitter:
             return self.join(low, high)
         products = self.b.mul(self.widen_signed(a, I32), self.widen_signed(b, I32))
         return self.b.add(self.pick(products, range(0, 32, 2)), self.pick(products, range(1, 32, 2)))
+
+    def byte_products(self, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
+        """total <n x i32> + products of <4n x i8> unsigned with <4n x i8> signed, in fours. Needs has_byte_products."""
+        lanes = total.type.count
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        call = self._intrinsic(name, total.type, [total.type] * 3)
+        return self.b.call(call, [total, self.b.bitcast(unsigned, total.type), self.b.bitcast(signed, total.type)])
 
     def _vnni(self, call: ir.Function, a: ir.Value, b: ir.Value) -> ir.Value:
         sums = ir.VectorType(I32, 16)

@@ -9,6 +9,7 @@ from typing import Any
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.jit import compiled, inlined
 from neuron.kernels.quant import rows, vector
+from neuron.kernels.quant.activations import layout_of, quantise_row
 from neuron.kernels.quant.memory import keep_apart, store_f32
 
 _F32, _F16, _BF16 = int(GgmlType.F32), int(GgmlType.F16), int(GgmlType.BF16)
@@ -18,26 +19,27 @@ _Q4_K, _Q5_K, _Q6_K = int(GgmlType.Q4_K), int(GgmlType.Q5_K), int(GgmlType.Q6_K)
 
 
 def _dot_rows(dot: Any) -> Any:
-    """rows_of(weights, row_bytes, first, last, cols, n, x, x_stride, q, q_stride, d, s, group_stride, out, out_stride).
+    """rows_of(weights, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step).
 
+    Of the activations, x are float32, q and d the int16 groups and their scales in the layout of the row's kind.
     out[t, r] = dot(row r, activation t) for the rows first <= r < last (out is indexed from `first`) of n tokens;
     strides in bytes. The row is in the first-level cache from its second token on.
     """
 
-    def blocks(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step):
+    def blocks(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step):
         for r in range(first, last):
             for t in range(n):
-                value = dot(w + r * row_bytes, q + t * q_step, d + t * g_step, s + t * g_step, cols)
+                value = dot(w + r * row_bytes, q + t * q_step, d + t * d_step, cols)
                 store_f32(out + t * out_step + (r - first) * 4, value)
 
     return inlined(blocks)
 
 
 def _dot_rows_float(dot: Any) -> Any:
-    def floats(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step):
+    def floats(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step):
         for r in range(first, last):
             for t in range(n):
-                value = dot(w + r * row_bytes, x + t * x_step, 0, 0, cols)
+                value = dot(w + r * row_bytes, x + t * x_step, 0, cols)
                 store_f32(out + t * out_step + (r - first) * 4, value)
 
     return inlined(floats)
@@ -50,35 +52,35 @@ _q4_k, _q5_k, _q6_k = (_dot_rows(dot) for dot in (rows.dot_q4_k, rows.dot_q5_k, 
 
 
 @inlined
-def multiply_rows(kind, w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step):
+def multiply_rows(kind, w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step):
     """See _dot_rows; picks the row kernel of `kind`."""
     keep_apart()
     if kind == _Q4_1:
-        _q4_1(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q4_1(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q8_0:
-        _q8_0(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q8_0(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q4_K:
-        _q4_k(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q4_k(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q6_K:
-        _q6_k(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q6_k(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q5_K:
-        _q5_k(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q5_k(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q4_0:
-        _q4_0(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q4_0(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _BF16:
-        _bf16(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _bf16(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _F16:
-        _f16(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _f16(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _F32:
-        _f32(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _f32(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q5_0:
-        _q5_0(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q5_0(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q5_1:
-        _q5_1(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q5_1(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q2_K:
-        _q2_k(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q2_k(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
     elif kind == _Q3_K:
-        _q3_k(w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step)
+        _q3_k(w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, out, out_step)
 
 
 def _expander(to_bf16: bool) -> Any:
@@ -137,10 +139,10 @@ def narrow_row(kind, x, out, cols):
 def dot_row(kind, row, x, cols):
     """Dot product of `cols` numbers of the float `kind` with float32 at `x`."""
     if kind == _F16:
-        return rows.dot_f16(row, x, 0, 0, cols)
+        return rows.dot_f16(row, x, 0, cols)
     if kind == _BF16:
-        return rows.dot_bf16(row, x, 0, 0, cols)
-    return rows.dot_f32(row, x, 0, 0, cols)
+        return rows.dot_bf16(row, x, 0, cols)
+    return rows.dot_f32(row, x, 0, cols)
 
 
 @inlined
@@ -166,18 +168,19 @@ def expand_matrix(thread, threads, kind, w, row_bytes, rows_, cols, out, out_row
 
 
 @compiled
-def quantise_rows(n, cols, x, x_step, q, q_step, d, s, g_step):
-    """Activations of n tokens to int16 groups (see rows.quantise_row)."""
+def quantise_rows(kind, n, cols, x, x_step, q, q_step, d, d_step):
+    """Activations of n tokens as rows of `kind` are multiplied with."""
+    layout = layout_of(kind)
     for t in range(n):
-        rows.quantise_row(x + t * x_step, q + t * q_step, d + t * g_step, s + t * g_step, cols)
+        quantise_row(layout, x + t * x_step, q + t * q_step, d + t * d_step, cols)
 
 
 @compiled
-def multiply(thread, threads, kind, w, row_bytes, rows_, cols, n, x, q, d, s, x_step, q_step, g_step, out, out_step):
+def multiply(thread, threads, kind, w, row_bytes, rows_, cols, n, x, q, d, x_step, q_step, d_step, out, out_step):
     """One thread's share of out[n, rows_] = x[n, cols] . w[rows_, cols]^T."""
     first, last = rows_ * thread // threads, rows_ * (thread + 1) // threads
     here = out + first * 4
-    multiply_rows(kind, w, row_bytes, first, last, cols, n, x, q, d, s, x_step, q_step, g_step, here, out_step)
+    multiply_rows(kind, w, row_bytes, first, last, cols, n, x, q, d, x_step, q_step, d_step, here, out_step)
 
 
 @compiled

@@ -1,6 +1,6 @@
 """Row kernels of every stored type, as Numba intrinsics: dot product with a row, a row as float32 or bfloat16.
 
-Quantised rows take activations as int16 with a float scale and sum per 32 values (quantise_row); float rows
+Quantised rows take activations as int16 with a float scale and sum per 32 values (quant.activations); float rows
 take float32. All pointers are integers; nothing is checked here.
 """
 
@@ -14,10 +14,9 @@ from numba.extending import intrinsic
 
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.blocks import UNPACK, Group, float_group
-from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter
+from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter, has_byte_products
+from neuron.kernels.quant.quads import QUADS, quad_dot
 
-#: int16 activations: the largest magnitude of a group of 32 becomes this.
-PEAK = 32767.0
 _LANES = 16
 
 
@@ -29,12 +28,12 @@ def _make(body: Callable[..., ir.Value | None], arguments: int, returns_float: b
         outcome = body(Emitter(builder), *values)
         return context.get_dummy_value() if outcome is None else outcome
 
-    if arguments == 5:
+    if arguments == 4:
 
-        def five(typingctx: Any, a: Any, b: Any, c: Any, d: Any, n: Any) -> Any:
-            return result(*[types.int64] * 5), codegen
+        def four(typingctx: Any, a: Any, b: Any, c: Any, n: Any) -> Any:
+            return result(*[types.int64] * 4), codegen
 
-        return intrinsic(five)
+        return intrinsic(four)
 
     if arguments == 3:
 
@@ -56,18 +55,18 @@ def _lane_scale(e: Emitter, pair: tuple[ir.Value, ir.Value], factor: ir.Value) -
 def _accumulate(
     e: Emitter, group: Group, index: ir.Value, pointers: tuple[ir.Value, ...], sums: list[ir.Value]
 ) -> None:
-    """Add one group of 32 to `sums` = [<16 x float>, float]. `pointers`: q, scales, sums of the activations."""
-    quants, scales, totals = pointers
+    """Add one group of 32 to `sums` = [<16 x float>, float]. `pointers`: the activations' q and scales."""
+    quants, scales = pointers
     lanes = ir.VectorType(F32, _LANES)
     activation = e.load(e.b.add(quants, e.b.shl(index, e.i64(6))), I16, 32)
-    place = e.b.shl(index, e.i64(2))
-    factor = e.load(e.b.add(scales, place), F32)
+    place = e.b.add(scales, e.b.shl(index, e.i64(3)))
+    factor = e.load(place, F32)
     products = e.b.sitofp(e.pair_products(group.q, activation), lanes)
     sums[0] = e.fma(products, _lane_scale(e, group.scale, factor), sums[0])
     if group.offset is None:
         return
     if group.offset[0] is group.offset[1]:
-        sums[1] = e.fma(group.offset[0], e.load(e.b.add(totals, place), F32), sums[1])
+        sums[1] = e.fma(group.offset[0], e.load(e.at(place, 4), F32), sums[1])
         return
     ones = e.pair_products(e.splat(I16, 32, 1), activation)
     offsets = _lane_scale(e, group.offset, factor)
@@ -75,12 +74,14 @@ def _accumulate(
 
 
 def _block_dot(kind: GgmlType) -> Any:
-    """dot(weights, quants, scales, sums, cols) -> float32 of one row of `kind`."""
+    """dot(weights, quants, scales, cols) -> float32 of one row of `kind`."""
     unpack = UNPACK[kind]
     groups = kind.block_size // 32
     unroll = 4 if groups == 1 else 1
 
-    def body(e: Emitter, row: ir.Value, q: ir.Value, d: ir.Value, s: ir.Value, cols: ir.Value) -> ir.Value:
+    def body(e: Emitter, row: ir.Value, q: ir.Value, d: ir.Value, cols: ir.Value) -> ir.Value:
+        if kind in QUADS and has_byte_products():
+            return quad_dot(e, QUADS[kind], row, q, d, cols)
         blocks = e.b.udiv(cols, e.i64(kind.block_size))
         lanes = ir.VectorType(F32, _LANES)
         vectors = [cgutils.alloca_once_value(e.b, e.splat(F32, _LANES, 0.0)) for _ in range(max(unroll, 2))]
@@ -94,7 +95,7 @@ def _block_dot(kind: GgmlType) -> Any:
                     slot = (copy + number) % len(vectors)
                     sums = [e.b.load(vectors[slot]), e.b.load(scalars[slot])]
                     index = e.b.add(e.b.mul(block, e.i64(groups)), e.i64(copy * groups + number))
-                    _accumulate(e, group, index, (q, d, s), sums)
+                    _accumulate(e, group, index, (q, d), sums)
                     e.b.store(sums[0], vectors[slot])
                     e.b.store(sums[1], scalars[slot])
 
@@ -112,14 +113,14 @@ def _block_dot(kind: GgmlType) -> Any:
             offset = e.b.fadd(offset, e.b.load(scalar))
         return e.b.fadd(e.sum_floats(total), offset)
 
-    return _make(body, 5, returns_float=True)
+    return _make(body, 4, returns_float=True)
 
 
 def _float_dot(kind: GgmlType) -> Any:
-    """dot(weights, x, -, -, cols) -> float32 of one row stored as floats, with float32 activations."""
+    """dot(weights, x, -, cols) -> float32 of one row stored as floats, with float32 activations."""
     width = kind.type_size
 
-    def body(e: Emitter, row: ir.Value, x: ir.Value, _d: ir.Value, _s: ir.Value, cols: ir.Value) -> ir.Value:
+    def body(e: Emitter, row: ir.Value, x: ir.Value, _d: ir.Value, cols: ir.Value) -> ir.Value:
         sums = [cgutils.alloca_once_value(e.b, e.splat(F32, _LANES, 0.0)) for _ in range(4)]
         tail = cgutils.alloca_once_value(e.b, ir.Constant(F32, 0.0))
 
@@ -146,7 +147,7 @@ def _float_dot(kind: GgmlType) -> Any:
         total = e.b.fadd(e.b.fadd(e.b.load(sums[0]), e.b.load(sums[1])), e.b.fadd(e.b.load(sums[2]), e.b.load(sums[3])))
         return e.b.fadd(e.sum_floats(total), e.b.load(tail))
 
-    return _make(body, 5, returns_float=True)
+    return _make(body, 4, returns_float=True)
 
 
 def _store_row(e: Emitter, values: ir.Value, out: ir.Value, index: ir.Value, to_bf16: bool) -> None:
@@ -203,30 +204,6 @@ def _expand(kind: GgmlType, to_bf16: bool) -> Any:
     return _make(quantised if kind in UNPACK else floats, 3, returns_float=False)
 
 
-def _quantise() -> Any:
-    """quantise_row(x, q, d, s, cols): float32 -> int16, scale and sum per 32; what is not finite spoils its group."""
-
-    def body(e: Emitter, x: ir.Value, q: ir.Value, d: ir.Value, s: ir.Value, cols: ir.Value) -> None:
-        with cgutils.for_range(e.b, e.b.udiv(cols, e.i64(32)), intp=I64) as loop:
-            values = e.load(e.b.add(x, e.b.shl(loop.index, e.i64(7))), F32, 32)
-            peak = e.largest(e.unary("fabs", values))
-            positive = e.b.fcmp_ordered(">", peak, ir.Constant(F32, 1e-30))
-            inverse = e.b.select(positive, e.b.fdiv(ir.Constant(F32, PEAK), peak), ir.Constant(F32, 0.0))
-            scaled = e.unary("rint", e.b.fmul(values, e.broadcast(inverse, 32)))
-            whole = e.b.fptosi(scaled, ir.VectorType(I32, 32))
-            e.store(e.b.trunc(whole, ir.VectorType(I16, 32)), e.b.add(q, e.b.shl(loop.index, e.i64(6))))
-            # 0 * x is NaN for what is not finite, so that damage reaches the logits and is seen there.
-            poison = e.sum_floats(e.b.fmul(values, e.splat(F32, 32, 0.0)))
-            scale = e.b.fadd(e.b.fmul(peak, ir.Constant(F32, 1.0 / PEAK)), poison)
-            total = e.b.fmul(scale, e.b.sitofp(e.sum_integers(whole), F32))
-            place = e.b.shl(loop.index, e.i64(2))
-            e.store(scale, e.b.add(d, place))
-            e.store(total, e.b.add(s, place))
-
-    return _make(body, 5, returns_float=False)
-
-
-quantise_row = _quantise()
 dot_f32, dot_f16, dot_bf16 = (_float_dot(k) for k in (GgmlType.F32, GgmlType.F16, GgmlType.BF16))
 dot_q4_0, dot_q4_1 = _block_dot(GgmlType.Q4_0), _block_dot(GgmlType.Q4_1)
 dot_q5_0, dot_q5_1 = _block_dot(GgmlType.Q5_0), _block_dot(GgmlType.Q5_1)

@@ -28,7 +28,7 @@ def _read(thread, threads, address, size, vector, length):
     rows = size // (4 * length)
     total = 0.0
     for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-        total += dot_f32(address + row * 4 * length, vector, 0, 0, length)
+        total += dot_f32(address + row * 4 * length, vector, 0, length)
     return total
 
 
