@@ -76,7 +76,7 @@ def _message(message: Message, as_parts: bool) -> Json:
 
 def _tool_call(call: ToolCall) -> Json:
     function = {"name": call.name, "arguments": call_arguments(call.arguments)}
-    return {"type": "function", "function": function, **({"id": call.id} if call.id else {})}
+    return {**({"id": call.id} if call.id else {}), "type": "function", "function": function}
 
 
 def call_arguments(arguments: Json | str) -> Json:
