@@ -106,6 +106,10 @@ class StreamParser:
         self.tool_calls = 0
         self._reasoning = reasoning
         self._tool_call = tool_call
+        pairs = [markers for markers in (reasoning, tool_call) if markers is not None]
+        self._marks = {pair.open_id: pair.open_text for pair in pairs} | {
+            pair.close_id: pair.close_text for pair in pairs
+        }
         self._grammar = grammar
         self._one_call = one_call
         self._call_id = call_id
@@ -136,14 +140,14 @@ class StreamParser:
             return []
         self._open_announced()
         was_reasoning = self._in_reasoning()
-        mark = self._mark_text(token_id)
+        mark = self._marks.get(token_id)
         if mark is None:
             self._sink.note(logprob)
             self._push(text)
         else:
             self._push(text.removesuffix(mark) if text.endswith(mark) else text)
             if not self.stopped:
-                if mark in self._tool_texts():
+                if mark in self._call_tags:
                     self._sink.note(logprob)
                 self._push_mark(mark)
         if token_id >= 0 and (was_reasoning or self._in_reasoning()):
@@ -411,15 +415,3 @@ class StreamParser:
         end += len(closing)
         self._say(raw[:end])
         self._push(raw[end:])
-
-    def _mark_text(self, token_id: int) -> str | None:
-        for markers in (self._reasoning, self._tool_call):
-            if markers is not None:
-                if token_id == markers.open_id:
-                    return markers.open_text
-                if token_id == markers.close_id:
-                    return markers.close_text
-        return None
-
-    def _tool_texts(self) -> tuple[str, ...]:
-        return () if self._tool_call is None else (self._tool_call.open_text, self._tool_call.close_text)
