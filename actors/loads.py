@@ -13,6 +13,7 @@ import anyio.abc
 
 from neuron.actors.catalogue import Catalogue
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
+from neuron.actors.device.devices import parse_device
 from neuron.actors.device.jobs import Drop
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import AlreadyLoaded, ModelUnloading
@@ -152,7 +153,12 @@ class LoadDesk:
         try:
             await entry.wait_idle(UNLOAD_S)
             entry.release()
-            device_id = plan.device_id or self._devices.default(self._resident_counts())
+            asked = plan.device_id
+            device_id = (
+                self._devices.default(self._resident_counts())
+                if asked is None
+                else parse_device(asked, model_id=entry.model_id)
+            )
             entry.device_id = device_id
             resident = await self._loader.load(entry.model_id, plan, self._devices.get(device_id), device_id, job)
         except NeuronError as error:

@@ -28,7 +28,7 @@ from neuron.actors.daemon import (
 from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.devices import cuda_device_count
 from neuron.actors.device_set import DeviceSet
-from neuron.actors.errors import ModelLoading
+from neuron.actors.errors import ClientDisconnected, ModelLoading
 from neuron.actors.gates import Gates, TextWork
 from neuron.actors.loading import Loader
 from neuron.actors.loads import LoadDesk
@@ -183,6 +183,9 @@ class Registry:
             return await self._submit(request)
         except NeuronError as error:
             self._log_refusal(request, error, started)
+            raise
+        except anyio.get_cancelled_exc_class():
+            self._log_refusal(request, ClientDisconnected("The client left before the request was queued."), started)
             raise
         except Exception as error:
             failure = InternalError("The request failed inside the daemon.")

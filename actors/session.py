@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio
+import numpy as np
 
 from neuron.actors.device.jobs import Logits
+from neuron.actors.errors import NanLogits
 from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
 from neuron.actors.figures import Figures
 from neuron.actors.request import InferenceRequest
@@ -186,11 +188,20 @@ class Session:
             self.stream.check()
 
     def _sample(self, reply: Logits) -> Sampled:
+        row = self._steps.row(reply)
         try:
-            return self.work.sampler.sample(self._steps.row(reply))
-        except NeuronError:
+            return self.work.sampler.sample(row)
+        except NanLogits:
             self._figures.unhealthy_logits += 1
-            self._log.error("logits unhealthy", position=self._steps.held, step=self._generated)
+            known = row[: self.resident.vocab_size]
+            self._log.error(
+                "logits unhealthy",
+                position=self._steps.held,
+                step=self._generated,
+                nan=int(np.isnan(known).sum()),
+                infinite=int(np.isinf(known).sum()),
+                size=known.size,
+            )
             raise
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob | None:

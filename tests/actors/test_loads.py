@@ -110,3 +110,45 @@ async def test_a_load_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None
         host.write("missing", FOX)
         assert await host.load("missing") == LoadOutcome("loaded")
         assert (await host.ask("missing")).text == "The quick brown fox"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu:99", "cuda:7", "../x", "9"])
+async def test_an_unknown_device_is_a_typed_error(tmp_path: Path, device: str) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        with pytest.raises(NeuronError) as caught:
+            await host.load("fox", devices=(device,))
+        assert caught.value.code == "unsupported_device"
+        assert [info.id for info in host.registry.devices()] == ["cpu"]
+        assert await host.load("fox") == LoadOutcome("loaded")
+
+
+async def test_a_poisoned_model_comes_back_as_it_was(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        await host.load("fox", devices=("cpu:1",))
+        host.kill("cpu:1")
+        await host.until_state("fox", ModelState.POISONED)
+        await host.load("fox")
+        assert host.registry.model("test/fox").device_ids == ("cpu:1",)
+
+
+async def test_a_client_that_leaves_during_the_gates_gives_its_seat_back(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(host.submit, "fox")
+            await anyio.lowlevel.checkpoint()
+            assert host.entry("fox").turnstile.depth == 1
+            tasks.cancel_scope.cancel()
+        assert host.entry("fox").turnstile.depth == 0
+        assert (await host.ask("fox")).text == "The quick brown fox"
+
+
+async def test_unload_of_one_of_two_models_keeps_the_process_and_the_other(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX, "endless": ENDLESS}) as host:
+        pid = host.pid()
+        await host.registry.unload("test/endless")
+        assert host.pid() == pid
+        assert (await host.ask("fox")).text == "The quick brown fox"
+        await host.registry.unload("test/fox")
+        assert [info.pid for info in host.registry.devices()] == [None]
+        await host.load("fox")
+        assert host.pid() != pid
