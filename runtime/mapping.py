@@ -1,16 +1,21 @@
 """Named memory that two processes map: reserved at creation, private to the user, swept when its owner died.
 
-A segment is a file of /dev/shm, opened and mapped directly: `multiprocessing.shared_memory` hands every name to a
-tracker process that warns about, and unlinks, segments still in use (before Python 3.13, without a way out).
+Made with `multiprocessing.shared_memory`, but out of sight of its resource tracker, which unlinks segments still in use
+and prints warnings about them: who unlinks what is settled here (CPython can be told so only from 3.13 on).
 """
 
 import errno
 import fcntl
-import mmap
 import os
 import re
 import secrets
 import stat
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from typing import Self
 
 from neuron.runtime.errors import InsufficientShm, ProtocolError
@@ -22,17 +27,65 @@ _NAME = re.compile(PREFIX + r"-(?P<pid>[1-9][0-9]{0,9})-[0-9a-f]{24}")
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 
 
+class UntrackedSharedMemory(SharedMemory):
+    """SharedMemory of which no resource tracker ever hears, on every supported Python."""
+
+    _fd: int
+
+    def __init__(self, name: str, create: bool = False, size: int = 0) -> None:
+        if sys.version_info >= (3, 13):
+            super().__init__(name, create, size, track=False)
+        else:
+            with _tracker_silenced():
+                super().__init__(name, create, size)
+
+    def unlink(self) -> None:
+        """Remove the name; mappings stay."""
+        if sys.version_info >= (3, 13):
+            super().unlink()
+        else:
+            with _tracker_silenced():
+                super().unlink()
+
+    def close(self) -> None:
+        """Give the mapping up. A view that still exists keeps the memory, but not the descriptor."""
+        try:
+            super().close()
+        except BufferError:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+_silencing = threading.RLock()  # A failed creation unlinks itself in between.
+
+
+@contextmanager
+def _tracker_silenced() -> Iterator[None]:
+    """Before 3.13 every SharedMemory registers itself; unregistering afterwards would start the tracker process."""
+    with _silencing:
+        register, unregister = resource_tracker.register, resource_tracker.unregister
+        resource_tracker.register = resource_tracker.unregister = _ignore
+        try:
+            yield
+        finally:
+            resource_tracker.register, resource_tracker.unregister = register, unregister
+
+
+def _ignore(name: object, rtype: str) -> None:
+    return None
+
+
 class Mapping:
     """One mapped segment of `nbytes` bytes. Its maker holds a lock on the file until the name or the maker is gone."""
 
-    __slots__ = ("_fd", "_map", "_name", "_path", "nbytes")
+    __slots__ = ("_memory", "_owner_lock", "name", "nbytes")
 
-    def __init__(self, name: str, path: str, fd: int, nbytes: int) -> None:
-        self._name = name
-        self._path = path
-        self._fd: int | None = fd
-        self.nbytes = nbytes
-        self._map: mmap.mmap | None = mmap.mmap(fd, nbytes)
+    def __init__(self, memory: UntrackedSharedMemory, owner_lock: int | None) -> None:
+        self._memory: UntrackedSharedMemory | None = memory
+        self._owner_lock = owner_lock
+        self.name = memory.name
+        self.nbytes = memory.size
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
@@ -44,20 +97,23 @@ class Mapping:
         if nbytes <= 0:
             raise ValueError("a segment has at least one byte")
         name = f"{PREFIX}-{os.getpid()}-{secrets.token_hex(12)}"
-        path = os.path.join(DIRECTORY, name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = os.open(path, flags, 0o600)
+            memory = UntrackedSharedMemory(name, create=True, size=nbytes)
         except OSError as error:
             raise _insufficient(nbytes) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _reserve(fd, nbytes)
-            return cls(name, path, fd, nbytes)
+            owner_lock = os.open(os.path.join(DIRECTORY, name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            memory.unlink()
+            raise _insufficient(nbytes) from error
+        mapping = cls(memory, owner_lock)
+        try:
+            fcntl.flock(owner_lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _reserve(owner_lock, nbytes)
         except BaseException:
-            os.unlink(path)
-            os.close(fd)
+            mapping.close()
             raise
+        return mapping
 
     @classmethod
     def attach(cls, name: str, nbytes: int | None = None) -> Self:
@@ -67,56 +123,39 @@ class Mapping:
         """
         if _NAME.fullmatch(name) is None:
             raise ProtocolError("Not the name of a shared-memory segment.")
-        path = os.path.join(DIRECTORY, name)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise ProtocolError("A shared-memory segment cannot be opened.") from error
-        try:
-            info = os.fstat(fd)
+            info = os.stat(os.path.join(DIRECTORY, name), follow_symlinks=False)
             right_size = info.st_size > 0 and nbytes in (None, info.st_size)
             if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or not right_size:
                 raise ProtocolError("A shared-memory segment is not what was announced.")
-            mapping = cls(name, path, fd, info.st_size)
-            mapping._release()
-        except BaseException:
-            os.close(fd)
-            raise
-        return mapping
+            return cls(UntrackedSharedMemory(name), None)
+        except (OSError, ValueError) as error:
+            raise ProtocolError("A shared-memory segment cannot be opened.") from error
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def buffer(self) -> mmap.mmap:
-        if self._map is None:
+    def buffer(self) -> memoryview:
+        if self._memory is None or self._memory.buf is None:
             raise ValueError("the segment is closed")
-        return self._map
-
-    def _release(self) -> None:
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            os.close(fd)
+        return self._memory.buf
 
     def unlink(self) -> None:
         """Remove the name; mappings stay. Call once both sides are attached. Calling it again does nothing."""
-        if self._fd is not None:
-            try:
-                os.unlink(self._path)
-            except FileNotFoundError:
-                pass
-            self._release()
+        if self._owner_lock is None or self._memory is None:
+            return
+        lock, self._owner_lock = self._owner_lock, None
+        try:
+            self._memory.unlink()
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(lock)
 
     def close(self) -> None:
         """Give the mapping up (and unlink, when this side made it). Views that still exist stay valid until they go."""
         self.unlink()
-        mapping, self._map = self._map, None
-        if mapping is not None:
-            try:
-                mapping.close()
-            except BufferError:
-                pass  # A view is alive; the memory goes with the last one.
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
 
 def _reserve(fd: int, nbytes: int) -> None:

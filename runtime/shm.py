@@ -3,7 +3,6 @@
 Unlink a segment as soon as both sides are attached; from then on nothing is left behind, whoever dies.
 """
 
-import mmap
 from typing import Self
 
 import numpy as np
@@ -70,7 +69,7 @@ class SlotSegment:
         return self._mapping.nbytes
 
     @property
-    def buffer(self) -> mmap.mmap:
+    def buffer(self) -> memoryview:
         """The whole mapping, for pinning it to a device."""
         return self._mapping.buffer
 
