@@ -3,6 +3,9 @@
 Used by the registry (gates before any device work), by loading (how much context to build) and by the model list.
 """
 
+from collections.abc import Awaitable, Callable
+
+import anyio
 import msgspec
 
 from neuron.actors.daemon import DeviceInfo
@@ -13,6 +16,9 @@ from neuron.actors.settings import LimitSettings
 DEFAULT_MAX_PROMPT_TOKENS = 16384
 #: Bytes of rendered prompt per allowed token; more cannot fit and is refused before it is tokenised.
 BYTES_PER_TOKEN = 8
+#: Longer than the device actor's refresh of its figures.
+MEMORY_WAIT_S = 6.0
+MEMORY_POLL_S = 0.25
 
 
 class ContextLimits(msgspec.Struct, frozen=True):
@@ -69,3 +75,21 @@ def check_memory(device: DeviceInfo, settings: LimitSettings) -> None:
             free_mb=device.vram_free_mb,
             required_mb=settings.min_free_vram_mb,
         )
+
+
+async def wait_for_memory(
+    info: Callable[[], DeviceInfo], settings: LimitSettings, *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+) -> None:
+    """The memory gate of a request: it waits a little for others to give memory back. Raises InsufficientVram.
+
+    The figure is cached and refreshed by the device actor; nothing is asked of the device process.
+    """
+    waited = 0.0
+    while True:
+        try:
+            return check_memory(info(), settings)
+        except InsufficientVram:
+            if waited >= MEMORY_WAIT_S:
+                raise
+        await sleep(MEMORY_POLL_S)
+        waited += MEMORY_POLL_S

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import anyio.to_thread
 
-from neuron.actors.admission import check_memory
+from neuron.actors.admission import wait_for_memory
 from neuron.actors.errors import InvalidValue, VisionUnsupported
 from neuron.actors.request import ImagePart, InferenceRequest
 from neuron.actors.resident import Resident
@@ -53,7 +53,7 @@ class Gates:
         _check_prompt(resident, prompt)
         _check_bias(resident, request)
         constraint = await self._text_work.constrain(text, request, opens_reasoning=rendered.opens_reasoning)
-        check_memory(resident.device.info(), self._limits)
+        await wait_for_memory(resident.device.info, self._limits)
         if not is_warm():
             await anyio.to_thread.run_sync(warm_up)
         return Work(

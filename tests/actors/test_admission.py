@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from neuron.actors.admission import check_memory, derive_limits, planned_context
+from neuron.actors.admission import check_memory, derive_limits, planned_context, wait_for_memory
 from neuron.actors.daemon import DeviceInfo
 from neuron.actors.errors import ContextLengthExceeded, InsufficientVram
 from neuron.actors.settings import LimitSettings
@@ -70,3 +70,24 @@ def test_the_memory_gate_knows_accelerators_only() -> None:
     assert caught.value.extra == {"free_mb": 1_499, "required_mb": 1_500}
     check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=1_500), LIMITS)
     check_memory(msgspec.structs.replace(DEVICE, id="cpu", vram_free_mb=0), LIMITS)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("comes_back_after", [0, 1, 10, None])
+async def test_a_request_waits_a_little_for_memory(comes_back_after: int | None) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    def info() -> DeviceInfo:
+        back = comes_back_after is not None and len(waits) >= comes_back_after
+        return msgspec.structs.replace(DEVICE, vram_free_mb=2_000 if back else 100)
+
+    if comes_back_after is None:
+        with pytest.raises(InsufficientVram):
+            await wait_for_memory(info, LIMITS, sleep=sleep)
+        assert sum(waits) == 6.0
+    else:
+        await wait_for_memory(info, LIMITS, sleep=sleep)
+        assert len(waits) == comes_back_after
