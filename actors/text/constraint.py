@@ -49,17 +49,19 @@ def build_constraint(
     too large, too deep, or that the library cannot enforce.
     """
     reasoning = model.reasoning
-    grammar = grammar_of(request, model.tool_call, form, newlines=reasoning is not None)
+    grammar = grammar_of(request, model.tool_call, form, newlines=False)
     if grammar is None:
         return None
     tokens = vocabulary(model.tokenizer)
-    matcher = LLMatcher(tokens.trie, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
-    if matcher.is_error():
+    matcher = _matcher(tokens, grammar)
+    error = _probe(matcher.deep_copy(), tokens)
+    if error:
         forced = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
         raise InvalidValue(
-            f"This JSON schema cannot be enforced: {_reason(matcher.get_error())}",
-            param="tools" if forced else "response_format",
+            f"This JSON schema cannot be enforced: {_reason(error)}", param="tools" if forced else "response_format"
         )
+    if reasoning is not None:
+        matcher = _matcher(tokens, grammar_of(request, model.tool_call, form, newlines=True) or grammar)
     phase = Phase.ANSWER
     if reasoning is not None:
         if opens_reasoning:
@@ -149,6 +151,23 @@ class Constraint:
                 f"The constraint on the answer cannot be followed: {_reason(self._matcher.get_error())}",
                 param="response_format",
             )
+
+
+def _matcher(tokens: Vocabulary, grammar: str) -> LLMatcher:
+    return LLMatcher(tokens.trie, grammar, log_level=0, limits=LLParserLimits(**_LIMITS))
+
+
+def _probe(matcher: LLMatcher, tokens: Vocabulary) -> str:
+    """The error of a grammar that does not compile, or that cannot take its first steps; "" when there is none.
+
+    What would fail at the first tokens is refused with a status, not inside a stream.
+    """
+    for text in ("", "{"):
+        if text and matcher.try_consume_tokens(tokens.trie.greedy_tokenize(text)) == 0:
+            break
+        if not matcher.is_error() and not matcher.is_stopped():
+            matcher.compute_bitmask()
+    return str(matcher.get_error()) if matcher.is_error() else ""
 
 
 def _reason(text: str) -> str:

@@ -2,13 +2,16 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neuron.actors.events import ToolCallArguments, ToolCallStart
 from neuron.actors.request import ToolChoice
 from neuron.actors.text.types import Markers
-from tests.actors.parser.harness import BARE, CALL, END_CALL, Model, fold, parser, run, run_all
+from tests.actors.parser.harness import BARE, CALL, END_CALL, Model, cut, fold, parser, run, run_all
 from tests.actors.parser.harness import IDS as MARKER_IDS
 
 IDS = Model()
@@ -213,3 +216,26 @@ def test_a_model_with_tags_of_its_own() -> None:
     model = Model(None, Markers(3, 4, "<seed:tool_call>", "</seed:tool_call>"))
     text = "<function=say>\n<parameter=t>\nhi </tool_call>\n</parameter>\n</function>\n</seed:tool_call>"
     assert run_all(["<seed:tool_call>\n" + text], model).calls == [("say", '{"t": "hi </tool_call>"}')]
+
+
+values = st.text(st.sampled_from('ab \n\t<>/{}"\\é\U0001f98a=')) | st.text()
+
+
+@given(old=values, content=values, size=st.integers(1, 9))
+def test_values_written_by_a_template_come_back(old: str, content: str, size: int) -> None:
+    """What the template's XML form writes for two string parameters is read back unchanged."""
+    if any(tag in old + content for tag in ("</", "<parameter=", "<function=")):
+        return
+    text = xml("edit", ("old", old), ("content", content))
+    out = run(cut(text, size), BARE)
+    ((name, arguments),) = out.calls
+    assert (name, json.loads(arguments)) == ("edit", {"old": old, "content": content})
+
+
+@given(arguments=st.dictionaries(st.text(), st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text()))
+def test_json_arguments_come_back(arguments: dict[str, Any]) -> None:
+    for ascii_only in (True, False):
+        text = json.dumps({"name": "say", "arguments": arguments}, ensure_ascii=ascii_only)
+        out = run(cut(f"<tool_call>\n{text}\n</tool_call>", 3), BARE)
+        ((_, read),) = out.calls
+        assert json.loads(read) == arguments
