@@ -7,7 +7,7 @@ from typing import Any
 
 from neuron.actors.request import Tool
 from neuron.actors.text.tool_calls_typing import dump_arguments, load_json
-from neuron.actors.text.tool_calls_xml import XmlScanner
+from neuron.actors.text.tool_calls_xml import MAX_BLANK, XmlScanner
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
@@ -97,17 +97,15 @@ class CallBlock:
         return bool(self.calls)
 
     def _feed_unknown(self, text: str) -> str | None:
-        """Blank text, then `{` or `<function=` decides the form; anything else is no call at all."""
+        """Blank text, then `{` with a key or `<function=` decides the form; anything else is no call at all."""
         whole = self._held + text
         stripped = whole.lstrip()
-        blank = whole[: len(whole) - len(stripped)]
+        self._raw.append(whole[: len(whole) - len(stripped)])
         self._held = ""
-        if not stripped or (len(stripped) < len(FUNCTION_OPEN) and FUNCTION_OPEN.startswith(stripped)):
-            self._raw.append(blank)
+        if _undecided(stripped):
             self._held = stripped
             return None
-        self._raw.append(blank)
-        if stripped.startswith("{"):
+        if stripped[0] == "{" and stripped[1:].lstrip()[:1] in ('"', "}"):
             self._form = _Form.JSON
             return self._feed_json(stripped)
         if stripped.startswith(FUNCTION_OPEN):
@@ -183,6 +181,13 @@ class CallBlock:
             if not self._accept(name, arguments):
                 self.calls.clear()
                 return
+
+
+def _undecided(text: str) -> bool:
+    """The text behind an opening tag does not show yet whether it is a call."""
+    if text.startswith("{"):
+        return len(text) <= MAX_BLANK and not text[1:].strip()
+    return len(text) < len(FUNCTION_OPEN) and FUNCTION_OPEN.startswith(text)
 
 
 @dataclass(slots=True)

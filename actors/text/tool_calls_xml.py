@@ -107,16 +107,18 @@ class XmlScanner:
     # -- scanning
 
     def _plain(self, text: str) -> bool:
-        """Text between tags; True when it ends a bare block."""
-        if not text.isspace():
-            if self._bare_end():
-                return True
-            self._note_gap()
-        elif self._bare_end():
-            if len(self._blank) + len(text) > MAX_BLANK:
+        """Text between tags; True when it ends the block: behind a bare call, or where only a parameter may stand."""
+        if self._bare_end():
+            if not text.isspace() or len(self._blank) + len(text) > MAX_BLANK:
                 return True
             self._blank += text
             return False
+        if not text.isspace():
+            if self._last is TagKind.FUNCTION:
+                self._functions[-1].broken = True
+                return True
+            self._gap = True
+            self.complete = False
         self._append(text)
         return False
 
@@ -126,12 +128,6 @@ class XmlScanner:
     def _leave(self, rest: str) -> str:
         blank, self._blank = self._blank, ""
         return blank + rest
-
-    def _note_gap(self) -> None:
-        self._gap = True
-        self.complete = False
-        if self._last is TagKind.FUNCTION and self._functions:
-            self._functions[-1].broken = True
 
     def _append(self, text: str) -> None:
         self._raw.append(text)
@@ -193,8 +189,8 @@ class XmlScanner:
                 self._accept(kind, tag)
             case TagKind.FUNCTION_END if self._functions:
                 self._end_function(tag)
-            case _:
-                self._plain(tag)
+            case _ if self._plain(tag):
+                return self._leave(tag)
         return None
 
     def _accept(self, kind: TagKind, tag: str) -> None:
@@ -209,8 +205,6 @@ class XmlScanner:
 
     def _may_end(self) -> bool:
         if not self._functions:
-            return True
-        if self._functions[-1].broken:
             return True
         ends = (TagKind.FUNCTION_END, TagKind.PARAMETER_END, TagKind.FUNCTION)
         return not self._gap and self._last in ends

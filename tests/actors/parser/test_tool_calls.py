@@ -171,6 +171,15 @@ def test_verbatim_also_with_marker_ids(text: str) -> None:
     assert (out.content, out.calls) == ("a " + text, [])
 
 
+@pytest.mark.parametrize(
+    "text", ["Use <function=say> to talk.", "A <tool_call> tag.", "<tool_call>{ x", "<tool_call>\n<function=say>\nx"]
+)
+def test_prose_about_calls_is_not_withheld(text: str) -> None:
+    machine = parser(BARE)
+    deltas = [delta for piece in cut(text + " More.", 1) for delta in machine.feed(0, piece)]
+    assert fold(deltas).content == text + " More."
+
+
 def test_calls_behind_a_broken_block_are_found() -> None:
     broken = '<tool_call>{"name": "say, "arguments": {}}</tool_call>\n'
     good = '<tool_call>{"name":"say"}</tool_call>'
