@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from neuron.actors.request import SamplingParams
+from neuron.runtime.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 _MAX_BYTES = 4 << 20
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 
-import structlog
 from tokenizers import AddedToken as NativeToken
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -13,8 +12,9 @@ from neuron.actors.text.control import END_TEXTS, AddedToken, end_tokens, is_con
 from neuron.actors.text.native import native_errors
 from neuron.actors.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from neuron.actors.text.tokenizer import EncodePlain, Place, SegmentTokenizer
+from neuron.runtime.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 Metadata = Mapping[str, object]
 _PREFIX = "tokenizer.ggml."

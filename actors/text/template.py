@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from neuron.actors.errors import PreflightError
 from neuron.actors.sources.artifact import ModelArtifact
 from neuron.actors.text.generation_defaults import read_object
+from neuron.runtime.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 MAX_TEMPLATE_BYTES = 256 << 10
 
 

@@ -11,13 +11,13 @@ from collections import deque
 import anyio
 import anyio.to_thread
 import msgspec
-import structlog
 
 from neuron.actors.errors import TemplateError, TemplateTimeout, TemplateTooLarge
 from neuron.actors.text.template_wire import Disconnected, Failure, RenderJob, RenderReply, receive_frame, send_frame
 from neuron.runtime.errors import InternalError, ShuttingDown
+from neuron.runtime.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 WALL_SECONDS = 2.0
 START_SECONDS = 20.0
 _MODULE = "neuron.actors.text.template_child"
