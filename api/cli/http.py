@@ -29,12 +29,15 @@ class Api:
     def __init__(self, url: str) -> None:
         key = os.environ.get("NEURON_API_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = headers
+        self.url = url
+
+    def _client(self) -> httpx.Client:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+            return httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout, trust_env=False)
         except (httpx.InvalidURL, ValueError) as error:
-            raise click.ClickException(f"'{url}' is not a URL.") from error
-        self.url = url
+            raise click.ClickException(f"'{self.url}' is not a URL.") from error
 
     def get(self, path: str) -> Any:
         return self._json("GET", path, None)
@@ -44,7 +47,8 @@ class Api:
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
-            response = self._client.request(method, path, json=body)
+            with self._client() as client:
+                response = client.request(method, path, json=body)
             self._raise_for(response)
             return response.json()
         except (httpx.HTTPError, ValueError) as error:
@@ -53,7 +57,7 @@ class Api:
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The data objects of a server-sent stream. An error, before or inside it, raises."""
         try:
-            with self._client.stream("POST", path, json=body) as response:
+            with self._client() as client, client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                 self._raise_for(response)
