@@ -52,8 +52,11 @@ class EventStream:
         return event
 
     def cancel(self, reason: str = "client_disconnected") -> None:
-        """The reader left: nothing more is kept for it, and the session ends at its next look."""
+        """The reader left: no delta is kept for it any more, and the session ends at its next look."""
+        if self.ended:
+            return
         self._buffer.clear()
+        self._arrived = anyio.Event()
         self.end_early(ClientDisconnected(f"The client left ({reason})."))
 
     # -- the session's end ---------------------------------------------------------------------
@@ -96,7 +99,7 @@ class EventStream:
             return
         if isinstance(event, Finish | Failed):
             self.ended = True
-        if isinstance(self.wanted_end, ClientDisconnected):
+        elif isinstance(self.wanted_end, ClientDisconnected):
             return
         if not self._buffer:
             self._last_read = time.monotonic()

@@ -220,3 +220,16 @@ async def test_sampling_reaches_the_answer(tmp_path: Path) -> None:
         with pytest.raises(NeuronError) as caught:
             await host.submit("fox", sampling=SamplingParams(logit_bias=((10**6, 1.0),)))
         assert caught.value.param == "logit_bias"
+
+
+async def test_two_models_of_one_device_answer_at_the_same_time(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"a": turn("a", repeat=True), "b": turn("b", repeat=True)}) as host:
+        answers: dict[str, str] = {}
+
+        async def read(name: str) -> None:
+            answers[name] = (await host.ask(name, max_tokens=200)).text
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, "a")
+            tasks.start_soon(read, "b")
+        assert answers == {"a": "a" * 200, "b": "b" * 200}
