@@ -60,7 +60,7 @@ def assert_nothing_left(before: Resources, within_s: float = 5.0) -> None:
     while (found := Resources.now().differences(before)) and time.monotonic() < deadline:
         gc.collect()  # A socket held by a cycle of garbage is closed late, not leaked.
         time.sleep(0.02)
-    assert found == []
+    assert not found, "; ".join(found)
 
 
 def gone(pid: int) -> bool:
