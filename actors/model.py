@@ -157,6 +157,7 @@ class ModelActor:
         if self.poison is not None and self.state in (ModelState.POISONED, ModelState.RECOVERING):
             if self.poison.exit_status is None and record.exit_status is not None:
                 self.poison = _merged(self.poison, record)
+                self.reason = self.poison.reason
             return
         if self.state is not ModelState.READY:
             return

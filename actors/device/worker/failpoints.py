@@ -52,6 +52,8 @@ class Armed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     point: str
     action: Action
+    #: Only in the process of this device; None: in all.
+    device: str | None = None
     start: int = 1
     count: int = 1
     #: `raise`: "accelerator", "oom", "cuda_api", "dist", "runtime", "value" (see raising.device_error).
@@ -75,8 +77,9 @@ def inert(point: str) -> Action | None:
 class Failpoints:
     """Reads the control file and acts. One for each device process, used on its main thread."""
 
-    def __init__(self, control: Path) -> None:
+    def __init__(self, control: Path, device: str = "cpu") -> None:
         self._control = control
+        self._device = device
         self._version: tuple[int, int] | None = None
         self._armed: tuple[Armed, ...] = ()
         self._hits: dict[str, int] = {}
@@ -87,6 +90,8 @@ class Failpoints:
         self._refresh()
         self._hits[point] = hits = self._hits.get(point, 0) + 1
         for armed in self._armed:
+            if armed.device not in (None, self._device):
+                continue
             if armed.point == point and armed.start <= hits < armed.start + armed.count:
                 return _act(armed)
         return None
@@ -104,11 +109,11 @@ class Failpoints:
         self._hits = {}
 
 
-def failpoints(control: str | None) -> Hit:
+def failpoints(control: str | None, device: str = "cpu") -> Hit:
     """The points of a process whose Hello named `control`; inert when it named none or the file is not there."""
     if control is None or not Path(control).is_file():
         return inert
-    return Failpoints(Path(control)).hit
+    return Failpoints(Path(control), device).hit
 
 
 def _act(armed: Armed) -> Action | None:

@@ -84,7 +84,7 @@ class WorkerLoop:
             text = f"a Hello of protocol {PROTOCOL_VERSION} was expected"
             self._link.send(Fault(job, "protocol", 0, "protocol_error", text, True, "start"))
             return False
-        self._hit = failpoints(hello.failpoints)
+        self._hit = failpoints(hello.failpoints, hello.device)
         if self._hit is not inert:
             _log.warning("failpoints are active in this device process")
         fault = self._attempt(hello, lambda: self._bind_device(hello))
