@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from neuron.actors.errors import ModelNotFound
-from neuron.actors.events import ReasoningDelta, Start, TextDelta
+from neuron.actors.events import InferenceEvent, ReasoningDelta, Start, TextDelta
 from neuron.actors.settings import Settings
 from neuron.api.cli import cli, main
 from neuron.api.cli.chat import Conversation, command
@@ -111,7 +111,8 @@ def test_no_daemon_is_one_line(arguments: list[str], capsys: pytest.CaptureFixtu
 
 
 def test_chat_keeps_the_conversation(server: FakeServer) -> None:
-    streams = iter([answer("first"), [Start(7), ReasoningDelta("hm"), TextDelta("second"), finish()]])
+    thought: list[InferenceEvent] = [Start(7), ReasoningDelta("hm"), TextDelta("second"), finish()]
+    streams = iter([answer("first"), thought])
     server.daemon.on_submit = lambda _request: FakeStream(next(streams))
     result = run(
         "chat",

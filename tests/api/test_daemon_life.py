@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,22 @@ import pytest
 from tests.harness.daemon import ROOT, DaemonProcess, say
 
 ENDLESS = say("tick ", repeat=True, delay_ms=20)
+
+
+OWN = {"turns": [{"when": f"client {n}!", "emit": [f"for {n}"], "delay_ms": 50} for n in range(6)]}
+SHARED: dict[str, Any] = {
+    "endless": ENDLESS,
+    "own": OWN,
+    "slow": say("x", prefill_ms_per_token=20),
+    "plain": say("x"),
+}
+
+
+@pytest.fixture(name="shared", scope="module")
+def _shared() -> Iterator[DaemonProcess]:
+    """For the tests that leave the daemon as they found it."""
+    with DaemonProcess(SHARED, "[server]\nshutdown_seconds = 0.5\n") as daemon:
+        yield daemon
 
 
 def stream_in_thread(daemon: DaemonProcess, name: str, **fields: Any) -> tuple[threading.Thread, list[str]]:
@@ -61,53 +78,56 @@ def test_sse_04_streams_longer_than_a_minute() -> None:
             assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-def test_sse_07_a_client_that_leaves_frees_the_model() -> None:
-    with DaemonProcess({"endless": ENDLESS}) as daemon:
-        with daemon.client() as client:
-            payload = daemon.chat_body("endless", stream=True, max_tokens=4000)
-            with client.stream(
-                "POST", "/v1/chat/completions", json=payload, headers={"x-request-id": "gone"}
-            ) as response:
-                for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
-                    assert line
-                    if number == 5:
-                        break
-        answer = daemon.chat("endless", max_tokens=1)
-        assert answer.status_code == 200
-        terminal = [line for line in daemon.log_lines(req_id="gone") if line["event"] in ("done", "failed")]
-        assert [(line["event"], line["error_code"]) for line in terminal] == [("failed", "client_disconnected")]
-        assert daemon.get("/health")["models"][0]["in_flight"] == 0
+def _in_flight(daemon: DaemonProcess, name: str) -> int:
+    loads = {load["id"]: load["in_flight"] for load in daemon.get("/health")["models"]}
+    return int(loads[f"test/{name}"])
 
 
-def test_conc_03_a_buffered_request_whose_client_is_gone() -> None:
-    with DaemonProcess({"endless": ENDLESS}) as daemon:
-        body = json.dumps(daemon.chat_body("endless", max_tokens=4000)).encode()
-        with socket.create_connection(("127.0.0.1", daemon.port)) as sock:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            sock.sendall(f"{head}X-Request-Id: gone\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-            daemon.wait_for_log("prefill complete", req_id="gone")
-        assert daemon.wait_for_log("failed", req_id="gone")["error_code"] == "client_disconnected"
-        assert daemon.chat("endless", max_tokens=1).status_code == 200
+def test_sse_07_a_client_that_leaves_frees_the_model(shared: DaemonProcess) -> None:
+    with shared.client() as client:
+        payload = shared.chat_body("endless", stream=True, max_tokens=4000)
+        with client.stream("POST", "/v1/chat/completions", json=payload, headers={"x-request-id": "gone"}) as response:
+            for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
+                assert line
+                if number == 5:
+                    break
+    answer = shared.chat("endless", max_tokens=1)
+    assert answer.status_code == 200
+    terminal = [line for line in shared.log_lines(req_id="gone") if line["event"] in ("done", "failed")]
+    assert [(line["event"], line["error_code"]) for line in terminal] == [("failed", "client_disconnected")]
+    deadline = time.monotonic() + 5.0
+    while _in_flight(shared, "endless"):
+        assert time.monotonic() < deadline
 
 
-def test_two_clients_get_their_own_answers() -> None:
-    script = {"turns": [{"when": f"client {n}!", "emit": [f"for {n}"], "delay_ms": 50} for n in range(6)]}
-    with DaemonProcess({"own": script}, "[limits]\nper_principal = 10\n") as daemon:
-        answers: dict[int, str] = {}
+def test_conc_03_a_buffered_request_whose_client_is_gone(shared: DaemonProcess) -> None:
+    body = json.dumps(shared.chat_body("endless", max_tokens=4000)).encode()
+    with socket.create_connection(("127.0.0.1", shared.port)) as sock:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        sock.sendall(f"{head}X-Request-Id: gone-buffered\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        shared.wait_for_log("prefill complete", req_id="gone-buffered")
+    assert shared.wait_for_log("failed", req_id="gone-buffered")["error_code"] == "client_disconnected"
+    assert shared.chat("endless", max_tokens=1).status_code == 200
 
-        def ask(number: int) -> None:
-            answers[number] = daemon.chat("own", f"client {number}!").json()["choices"][0]["message"]["content"]
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert answers == {number: f"for {number}" for number in range(6)}
+def test_two_clients_get_their_own_answers(shared: DaemonProcess) -> None:
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        with shared.client(headers={"x-helexa-account-id": str(number)}) as client:
+            answer = client.post("/v1/chat/completions", json=shared.chat_body("own", f"client {number}!"))
+        answers[number] = answer.json()["choices"][0]["message"]["content"]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert answers == {number: f"for {number}" for number in range(6)}
 
 
 def test_per_principal_share_is_a_429() -> None:
-    with DaemonProcess({"endless": ENDLESS}) as daemon:
+    with DaemonProcess({"endless": ENDLESS}, "[server]\nshutdown_seconds = 0.5\n") as daemon:
         running = [stream_in_thread(daemon, "endless", max_tokens=4000) for _ in range(2)]
         daemon.wait_for_log("starting")
         while sum(load["in_flight"] + load["queue_depth"] for load in daemon.get("/health")["models"]) < 2:
@@ -193,14 +213,13 @@ def test_ready_and_health_while_draining() -> None:
         thread.join(10)
 
 
-def test_life_07_a_taken_port_ends_the_second_before_it_loads() -> None:
-    with DaemonProcess({"plain": say("x")}) as daemon:
-        done = serve("--port", str(daemon.port), "--model", "demo:huggingfacetb/smollm2-135m-instruct")
-        assert done.returncode != 0
-        assert [line for line in done.stderr.splitlines() if line] == [
-            f"neuron: port {daemon.port} on 127.0.0.1 is taken by another program."
-        ]
-        assert daemon.chat("plain").status_code == 200
+def test_life_07_a_taken_port_ends_the_second_before_it_loads(shared: DaemonProcess) -> None:
+    done = serve("--port", str(shared.port), "--model", "demo:huggingfacetb/smollm2-135m-instruct")
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line] == [
+        f"neuron: port {shared.port} on 127.0.0.1 is taken by another program."
+    ]
+    assert shared.chat("plain").status_code == 200
 
 
 def serve(
@@ -240,32 +259,31 @@ def test_every_line_of_every_process_is_a_json_object() -> None:
         ]
 
 
-def test_log_02_callers_cannot_forge_records() -> None:
-    with DaemonProcess({"plain": say("x")}) as daemon:
-        headers = {
-            b"content-type": b"application/json",
-            b"x-request-id": b'x","level":"critical',
-            b"user-agent": b"\x1b[31mred",
-        }
-        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
-        with daemon.client() as client:
-            for model in (
-                'x","level":"critical',
-                "x\n{}",
-                "org/name\nfoo",
-                "../../etc/x",
-                "huggingface:../x",
-                "o/n\u0000",
-            ):
-                payload = {**daemon.chat_body("plain"), "model": model}
-                response = client.post("/v1/chat/completions", content=json.dumps(payload).encode(), headers=headers)
-                assert 400 <= response.status_code < 500
-                assert response.headers["x-request-id"].startswith("req_")
-            client.post(
-                "/v1/chat/completions", json=daemon.chat_body("plain", messages=[{"role": "user", "content": [image]}])
-            )
-        assert daemon.log_lines(level="critical") == []
-        assert max(len(line) for line in daemon.raw_log()) < 4000
+def test_log_02_callers_cannot_forge_records(shared: DaemonProcess) -> None:
+    headers = {
+        b"content-type": b"application/json",
+        b"x-request-id": b'x","level":"critical',
+        b"user-agent": b"\x1b[31mred",
+    }
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
+    with shared.client() as client:
+        for model in (
+            'x","level":"critical',
+            "x\n{}",
+            "org/name\nfoo",
+            "../../etc/x",
+            "huggingface:../x",
+            "o/n\u0000",
+        ):
+            payload = {**shared.chat_body("plain"), "model": model}
+            response = client.post("/v1/chat/completions", content=json.dumps(payload).encode(), headers=headers)
+            assert 400 <= response.status_code < 500
+            assert response.headers["x-request-id"].startswith("req_")
+        client.post(
+            "/v1/chat/completions", json=shared.chat_body("plain", messages=[{"role": "user", "content": [image]}])
+        )
+    assert shared.log_lines(level="critical") == []
+    assert max(len(line) for line in shared.raw_log()) < 4000
 
 
 def test_sec_04_neither_prompts_nor_keys_nor_paths_are_shown(tmp_path: Path) -> None:
@@ -297,23 +315,22 @@ def test_sec_04_neither_prompts_nor_keys_nor_paths_are_shown(tmp_path: Path) -> 
         assert "sk-test" not in "\n".join(daemon.raw_log())
 
 
-def test_control_routes_answer_while_a_device_is_stuck() -> None:
-    with DaemonProcess({"slow": say("x", prefill_ms_per_token=20)}) as daemon:
-        thread, _ = stream_in_thread(daemon, "slow")
-        daemon.wait_for_log("starting")
-        with daemon.client(timeout=5.0) as client:
-            for _ in range(10):
-                for path in (
-                    "/health",
-                    "/models",
-                    "/v1/models",
-                    "/discovery",
-                    "/models/test%2Fslow/endpoint",
-                    "/metrics",
-                ):
-                    assert client.get(path).status_code == 200
-            assert daemon.get("/health")["models"][0]["in_flight"] == 1
-        thread.join(30)
+def test_control_routes_answer_while_a_device_is_stuck(shared: DaemonProcess) -> None:
+    thread, _ = stream_in_thread(shared, "slow")
+    shared.wait_for_log("starting")
+    with shared.client(timeout=5.0) as client:
+        for _ in range(10):
+            for path in (
+                "/health",
+                "/models",
+                "/v1/models",
+                "/discovery",
+                "/models/test%2Fslow/endpoint",
+                "/metrics",
+            ):
+                assert client.get(path).status_code == 200
+        assert _in_flight(shared, "slow") == 1
+    thread.join(30)
 
 
 def test_a_port_of_the_command_line_beats_the_environment_and_the_file() -> None:

@@ -71,7 +71,8 @@ class Gateway:
             decode(response.content, structs.Capabilities)
 
     def version(self) -> structs.Version:
-        return self._get("/version", structs.Version)
+        version: structs.Version = self._get("/version", structs.Version)
+        return version
 
     def _get(self, path: str, kind: Callable[..., T] | Any) -> Any:
         response = self._client.get(path)
