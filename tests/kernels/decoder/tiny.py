@@ -1,5 +1,6 @@
 """Tiny random models made by transformers, saved as safetensors, and their float32 logits."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,11 @@ def tiny(folder: Path, family: str, seed: int = 0, dtype: torch.dtype = torch.fl
         # Norms and biases start at one and zero, which would hide a mistake in them.
         if "norm" in name or name.endswith("bias"):
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
-    model = model.to(dtype)
-    model.save_pretrained(folder)
-    return model.float().eval()
+    copy.deepcopy(model).to(dtype).save_pretrained(folder)
+    # Parameters only: the buffer of rope frequencies would be rounded too.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).float()
+    return model.eval()
 
 
 def load(folder: Path, quant: str | None = "f32", max_context: int = 1024, threads: int = 2) -> DeviceModel:
