@@ -47,8 +47,6 @@ def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
     torch.set_num_threads(team.threads)
     convert = converter(spec.quant, team)
     config, reader, tied, names = _open(spec, team)
-    if LayerKind.LINEAR in config.layer_kinds:
-        raise UnsupportedLoad("unsupported_architecture", "Gated DeltaNet layers cannot be run by this build.")
     exact = spec.quant is not None and spec.quant.lower() == "f32"
     factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
     weights = load_weights(config, reader, names, tied, convert, lambda done: progress("read", done))
@@ -108,8 +106,10 @@ def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, 
 
 
 def _summary(config: ModelConfig, context: int, kv_kind: GgmlType, team: Team) -> str:
+    count = sum(kind is LayerKind.LINEAR for kind in config.layer_kinds)
+    linear = f" ({count} linear)" if count else ""
     return (
-        f"{config.architecture.value}: {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{config.architecture.value}: {config.num_layers} layers{linear}, hidden {config.hidden_size}, "
         f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}, context {context}, "
         f"KV {kv_kind.name.lower()}, {team.threads} threads"
     )

@@ -11,6 +11,7 @@ from neuron.kernels.decoder.plan import StepBuffers, StepShape
 from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.gdn.state import state_shape
 from neuron.kernels.quant.quads import QUAD
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Bytes, Matrix, aligned_bytes
@@ -56,6 +57,7 @@ class Workspace:
 
 def step_shape(config: ModelConfig, kv_kind: GgmlType, context: int, embedding_rows: int) -> StepShape:
     head_bytes = context * config.head_dim * kv_kind.type_size
+    linear, state = config.linear, state_shape(config)
     return StepShape(
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -72,6 +74,14 @@ def step_shape(config: ModelConfig, kv_kind: GgmlType, context: int, embedding_r
         kv_layer_bytes=2 * config.num_kv_heads * head_bytes,
         scale=config.head_dim**-0.5,
         epsilon=config.rms_norm_eps,
+        linear_key_heads=0 if linear is None else linear.key_heads,
+        linear_value_heads=0 if linear is None else linear.value_heads,
+        linear_key_dim=0 if linear is None else linear.key_dim,
+        linear_value_dim=0 if linear is None else linear.value_dim,
+        conv_kernel=1 if linear is None else linear.conv_kernel,
+        tiled_value_heads=0 if linear is None else int(linear.tiled_value_heads),
+        state_layer_bytes=0 if state is None else state.layer_floats * 4,
+        state_ring_bytes=0 if state is None else state.ring_floats * 4,
     )
 
 
@@ -80,7 +90,10 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
     arena = Arena()
     rows, threads = STEP_ROWS, team.threads
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    widest = -(-max(config.hidden_size, config.intermediate_size, query) // QUAD) * QUAD
+    values, heads = shape.linear_value_heads * shape.linear_value_dim, shape.linear_value_heads
+    channels = 2 * shape.linear_key_heads * shape.linear_key_dim + values
+    private_linear = 8 * (shape.linear_key_dim + shape.linear_value_dim)
+    widest = -(-max(config.hidden_size, config.intermediate_size, query, values) // QUAD) * QUAD
     part = config.num_heads * threads * (config.head_dim + 2) * 4
     buffers = StepBuffers(
         barrier=team.barrier_state,
@@ -106,20 +119,30 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
         normed_step=widest * 4,
         quants_step=widest * 2,
         scales_step=widest // 4,
+        query_gate=arena.take("query_gate", rows * query * 4 * config.attn_output_gate),
+        mixed=arena.take("mixed", rows * channels * 4),
+        z=arena.take("z", rows * values * 4),
+        linear_out=arena.take("linear_out", rows * values * 4),
+        alpha=arena.take("alpha", rows * heads * 4),
+        beta=arena.take("beta", rows * heads * 4),
+        states=arena.take("states", PREFILL_ROWS * 8),
+        linear_scratch=arena.take("linear_scratch", threads * private_linear),
+        private_linear=private_linear,
     )
     return Workspace(arena, shape, buffers, _table(config, weights))
 
 
 def _table(config: ModelConfig, weights: DecoderWeights) -> npt.NDArray[np.int64]:
     table = np.zeros((config.num_layers + 1, plan.WIDTH), dtype=np.int64)
-    full = 0
+    full = linear = 0
     for index, layer in enumerate(weights.layers):
         row = table[index]
         if config.layer_kinds[index] is LayerKind.FULL:
             row[plan.LAYER_KIND], row[plan.CACHE_LAYER] = plan.FULL, full
             full += 1
         else:
-            row[plan.LAYER_KIND] = plan.LINEAR
+            row[plan.LAYER_KIND], row[plan.STATE_LAYER] = plan.LINEAR, linear
+            linear += 1
         for role, column in plan.MATRIX_ROLES.items():
             if role in layer.matrices:
                 describe(row, column, layer.matrices[role])

@@ -8,11 +8,13 @@ from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.rope import Rope
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, STEP_ROWS, Workspace
 from neuron.kernels.decoder.prefill import Prefill
+from neuron.kernels.decoder.sequence import Checkpoint, SequenceCache
 from neuron.kernels.decoder.step import run_step
 from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.engine import ModelMemory
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.gdn.state import RecurrentState, state_shape
 from neuron.kernels.threads import Team
 
 #: From this length on, one token's attention is split over threads by position as well as by head.
@@ -47,11 +49,12 @@ class DecoderModel:
         self._workspace, self._prefill, self._rope, self._team = workspace, prefill, rope, team
         self._weights: DecoderWeights | None = weights
         self._kv_kind = kv_kind
-        self._caches: dict[int, KvCache] = {}
-        self._free: list[KvCache] = []
+        self._caches: dict[int, SequenceCache] = {}
+        self._free: list[SequenceCache] = []
         arena = workspace.arena
         self._positions = arena.array("positions").view(np.int64)
         self._addresses = arena.array("caches").view(np.int64)
+        self._states = arena.array("states").view(np.int64)
         rotary = config.rope.rotary_dim
         self._rope_table = arena.array("rope").view(np.float32).reshape(PREFILL_ROWS, 2, rotary // 2)
 
@@ -69,7 +72,11 @@ class DecoderModel:
         for start in range(0, len(tokens), PREFILL_ROWS):
             part = tokens[start : start + PREFILL_ROWS]
             last = start + PREFILL_ROWS >= len(tokens)
-            self._part(cache, part, logits if last else None)
+            try:
+                self._part(cache, part, logits if last else None)
+            except BaseException:
+                cache.abandon()
+                raise
 
     def clear(self, sequence: int, keep: int = 0) -> int:
         """See DeviceModel.clear. Memory of an emptied cache goes back to the system."""
@@ -86,6 +93,17 @@ class DecoderModel:
         cache = self._caches.get(sequence)
         return 0 if cache is None else cache.length
 
+    def checkpoint(self, sequence: int) -> Checkpoint:
+        """A copy of what cannot be rolled back of `sequence`, at its present length. KeyError if it holds nothing."""
+        return self._caches[sequence].checkpoint()
+
+    def restore(self, sequence: int, checkpoint: Checkpoint) -> int:
+        """Take `sequence` back to `checkpoint`; returns the length then held.
+
+        Raises KeyError if it holds nothing, ValueError if it no longer holds the text that the checkpoint was made on.
+        """
+        return self._caches[sequence].restore(checkpoint)
+
     def close(self) -> None:
         """See DeviceModel.close."""
         for cache in (*self._caches.values(), *self._free):
@@ -95,16 +113,19 @@ class DecoderModel:
         self._team.close()
         self._weights = None
         empty = np.empty(0, dtype=np.int64)
-        self._positions, self._addresses = empty, empty
+        self._positions, self._addresses, self._states = empty, empty, empty
         self._rope_table = np.empty((0, 2, 0), dtype=np.float32)
         del self._workspace, self._prefill
 
-    def _part(self, cache: KvCache, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None) -> None:
+    def _part(
+        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None
+    ) -> None:
         space, n = self._workspace, len(tokens)
         first = cache.length
         positions = np.arange(first, first + n, dtype=np.int64)
         self._positions[:n] = positions
-        self._addresses[:n] = cache.address
+        self._addresses[:n] = cache.kv.address
+        self._states[:n] = cache.state_address
         self._rope.table(positions, self._rope_table[:n])
         rows = 0 if logits is None else 1
         target = 0 if logits is None else logits.ctypes.data
@@ -116,24 +137,28 @@ class DecoderModel:
         if layers or rows:
             splits = self._splits(n, first + n)
             self._team.run(run_step, n, splits, layers, tokens, space.table, space.shape, space.buffers, target, rows)
-        cache.length = first + n
+        cache.advance(n)
 
     def _splits(self, n: int, length: int) -> int:
         threads = self._team.threads
         even = (n * self.config.num_kv_heads) % threads == 0
         return 1 if even or length < _SPLIT_LENGTH else threads
 
-    def _cache(self, sequence: int) -> KvCache:
+    def _cache(self, sequence: int) -> SequenceCache:
         cache = self._caches.get(sequence)
         if cache is None:
             cache = self._free.pop() if self._free else self._new_cache()
             self._caches[sequence] = cache
         return cache
 
-    def _new_cache(self) -> KvCache:
+    def _new_cache(self) -> SequenceCache:
         full = sum(kind is LayerKind.FULL for kind in self.config.layer_kinds)
         shape = self._workspace.shape
-        return KvCache(self._kv_kind, full, shape.kv_heads, shape.head_dim, self.context_length)
+        state = state_shape(self.config)
+        return SequenceCache(
+            KvCache(self._kv_kind, full, shape.kv_heads, shape.head_dim, self.context_length),
+            None if state is None else RecurrentState(state),
+        )
 
     def _check(
         self,

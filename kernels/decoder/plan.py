@@ -21,6 +21,15 @@ class StepShape(NamedTuple):
     kv_layer_bytes: int
     scale: float
     epsilon: float
+    #: Linear (Gated DeltaNet) layers; bytes of one layer's state, and of the convolution's ring before the states.
+    linear_key_heads: int = 0
+    linear_value_heads: int = 0
+    linear_key_dim: int = 0
+    linear_value_dim: int = 0
+    conv_kernel: int = 1
+    tiled_value_heads: int = 0
+    state_layer_bytes: int = 0
+    state_ring_bytes: int = 0
 
 
 class StepBuffers(NamedTuple):
@@ -59,6 +68,19 @@ class StepBuffers(NamedTuple):
     normed_step: int
     quants_step: int
     scales_step: int
+    #: float32 [rows, query width]: gate of the attention's output
+    query_gate: int = 0
+    #: linear layers: float32 [rows, channels], [rows, value width] twice, [rows, value heads] twice
+    mixed: int = 0
+    z: int = 0
+    linear_out: int = 0
+    alpha: int = 0
+    beta: int = 0
+    #: per row: address of the sequence's recurrent state (int64)
+    states: int = 0
+    #: private: float32 [2 K + 2 V]
+    linear_scratch: int = 0
+    private_linear: int = 0
 
 
 # Columns of the layer table, int64 [layers + 1, WIDTH]. A matrix takes four: kind, address, row bytes, rows.
@@ -70,14 +92,31 @@ Q_BIAS, K_BIAS, V_BIAS, O_BIAS = 33, 34, 35, 36
 GATE_BIAS, UP_BIAS, DOWN_BIAS = 37, 38, 39
 #: Index of a full-attention layer within the KV cache.
 CACHE_LAYER = 40
-#: First column for other mixers.
-MIXER = 44
+# Linear layers: projections, vectors, index within the recurrent state.
+LINEAR_QKV, LINEAR_Z, LINEAR_A, LINEAR_B, LINEAR_OUT = 44, 48, 52, 56, 60
+CONV, DECAY, DT_BIAS, LINEAR_NORM, STATE_LAYER = 64, 65, 66, 67, 68
+#: Gate of the attention's output; address 0 where there is none.
+Q_GATE = 72
 WIDTH = 96
 # The last row of the table: embedding, head, final norm.
 EMBEDDING, HEAD, FINAL_NORM = 1, 5, 29
 FULL, LINEAR = 0, 1
 
-MATRIX_ROLES = {"q": Q, "k": K, "v": V, "o": O, "gate": GATE, "up": UP, "down": DOWN}
+MATRIX_ROLES = {
+    "q": Q,
+    "k": K,
+    "v": V,
+    "o": O,
+    "gate": GATE,
+    "up": UP,
+    "down": DOWN,
+    "q_gate": Q_GATE,
+    "linear_qkv": LINEAR_QKV,
+    "linear_z": LINEAR_Z,
+    "linear_a": LINEAR_A,
+    "linear_b": LINEAR_B,
+    "linear_out": LINEAR_OUT,
+}
 VECTOR_ROLES = {
     "attn_norm": ATTN_NORM,
     "ffn_norm": FFN_NORM,
@@ -90,4 +129,8 @@ VECTOR_ROLES = {
     "gate_bias": GATE_BIAS,
     "up_bias": UP_BIAS,
     "down_bias": DOWN_BIAS,
+    "linear_conv": CONV,
+    "linear_decay": DECAY,
+    "linear_dt_bias": DT_BIAS,
+    "linear_norm": LINEAR_NORM,
 }

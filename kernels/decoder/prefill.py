@@ -7,12 +7,15 @@ from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.prefill import attend
 from neuron.kernels.decoder import elementwise, plan
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, Workspace
+from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.gdn.prefill import LinearPrefill
 from neuron.kernels.quant.products import expand_matrix
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats, Matrix
+from neuron.kernels.weights.reader import expanded
 
 
 class Prefill:
@@ -28,6 +31,9 @@ class Prefill:
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices.values()]
         largest = max(matrix.rows * matrix.cols for matrix in matrices)
         widest = max(config.hidden_size, query)
+        self._linear: LinearPrefill | None = None
+        if config.linear is not None:
+            self._linear = LinearPrefill(config.linear, PREFILL_ROWS, config.rms_norm_eps, team, exact=exact)
         self._expanded = torch.empty(largest, dtype=self.dtype)
         self._normed = torch.empty(PREFILL_ROWS * widest, dtype=self.dtype)
         self._query = torch.empty(PREFILL_ROWS * query, dtype=self.dtype)
@@ -37,16 +43,32 @@ class Prefill:
     @property
     def nbytes(self) -> int:
         held = (self._expanded, self._normed, self._query, self._scratch)
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        linear = 0 if self._linear is None else self._linear.nbytes
+        return linear + sum(tensor.numel() * tensor.element_size() for tensor in held)
 
-    def run(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], cache: KvCache) -> None:
+    def run(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], cache: SequenceCache) -> None:
         """tokens int32 [n <= PREFILL_ROWS]; rope table and positions are in the workspace. Leaves x in it."""
         space, team = self._workspace, self._team
         n = len(tokens)
         team.run(elementwise.embed, n, tokens, space.table, space.shape, space.buffers.x)
         for index, layer in enumerate(self._weights.layers):
-            self._attention(index, layer, n, cache)
+            if "linear_qkv" in layer.matrices:
+                self._delta_net(index, layer, n, cache)
+            else:
+                self._attention(index, layer, n, cache.kv)
             self._mlp(layer, n)
+
+    def _delta_net(self, index: int, layer: LayerWeights, n: int, cache: SequenceCache) -> None:
+        assert self._linear is not None
+        assert cache.state is not None
+        normed = self._norm(layer.vectors["attn_norm"], n)
+        mixed, z = (self._product(normed, layer.matrices[role]) for role in ("linear_qkv", "linear_z"))
+        # Rounding the gates to bfloat16 would let the state drift with length.
+        wide = normed.float()
+        a, b = (self._product_f32(wide, layer.matrices[role]) for role in ("linear_a", "linear_b"))
+        number = int(self._workspace.table[index, plan.STATE_LAYER])
+        out = self._linear.run(mixed, z, a, b, layer.vectors, cache.state, number, cache.length)
+        self._residual(out, layer.matrices["linear_out"], None)
 
     def _attention(self, index: int, layer: LayerWeights, n: int, cache: KvCache) -> None:
         space, config = self._workspace, self._config
@@ -72,6 +94,8 @@ class Prefill:
         )
         heads = query.view(config.num_heads, n, config.head_dim)
         mixed = attend(heads, cache, int(space.table[index, plan.CACHE_LAYER]), cache.length, space.shape.scale)
+        if "q_gate" in layer.matrices:
+            mixed = mixed * torch.sigmoid(self._product(normed, layer.matrices["q_gate"]))
         self._residual(mixed, layer.matrices["o"], layer.vectors.get("o_bias"))
 
     def _mlp(self, layer: LayerWeights, n: int) -> None:
@@ -129,6 +153,10 @@ class Prefill:
             int(self.dtype is torch.bfloat16),
         )
         return out
+
+    def _product_f32(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        """float32 x [n, cols] . matrix^T of a small matrix, in float32."""
+        return torch.nn.functional.linear(x, torch.from_numpy(expanded(matrix, self._team)))
 
     def _residual(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None) -> None:
         product = self._product(x, matrix)

@@ -13,6 +13,8 @@ from neuron.kernels.attention.step import (
     write_row,
 )
 from neuron.kernels.decoder import plan
+from neuron.kernels.gdn.decode.cpu import mix_rows
+from neuron.kernels.gdn.vector import sigmoid_product
 from neuron.kernels.jit import compiled, spliced
 from neuron.kernels.quant.activations import FLOAT, NONE, layout_of, quantise_row
 from neuron.kernels.quant.memory import load_i64
@@ -26,6 +28,8 @@ ATTN_NORM, FFN_NORM, Q_NORM, K_NORM = plan.ATTN_NORM, plan.FFN_NORM, plan.Q_NORM
 Q_BIAS, K_BIAS, V_BIAS, O_BIAS = plan.Q_BIAS, plan.K_BIAS, plan.V_BIAS, plan.O_BIAS
 GATE_BIAS, UP_BIAS, DOWN_BIAS, CACHE_LAYER = plan.GATE_BIAS, plan.UP_BIAS, plan.DOWN_BIAS, plan.CACHE_LAYER
 EMBEDDING, HEAD, FINAL_NORM, FULL = plan.EMBEDDING, plan.HEAD, plan.FINAL_NORM, plan.FULL
+LINEAR_QKV, LINEAR_Z, LINEAR_A = plan.LINEAR_QKV, plan.LINEAR_Z, plan.LINEAR_A
+LINEAR_B, LINEAR_OUT, Q_GATE = plan.LINEAR_B, plan.LINEAR_OUT, plan.Q_GATE
 
 
 @spliced
@@ -157,7 +161,9 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
     wide, narrow = shape.heads * dim * 4, shape.kv_heads * dim * 4
     held = project(thread, threads, n, layer, Q, shape.hidden, NONE, b.query, wide, layer[Q_BIAS], b)
     held = project(thread, threads, n, layer, K, shape.hidden, held, b.key, narrow, layer[K_BIAS], b)
-    project(thread, threads, n, layer, V, shape.hidden, held, b.value, narrow, layer[V_BIAS], b)
+    held = project(thread, threads, n, layer, V, shape.hidden, held, b.value, narrow, layer[V_BIAS], b)
+    if layer[Q_GATE + 1] != 0:
+        project(thread, threads, n, layer, Q_GATE, shape.hidden, held, b.query_gate, shape.heads * dim * 4, 0, b)
     barrier(b.barrier, threads)
     write_heads(thread, threads, n, layer, shape, b)
     barrier(b.barrier, threads)
@@ -168,7 +174,27 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
         for h in range(shape.heads):
             out = b.normed + thread * b.private_normed + t * b.normed_step + h * dim * 4
             combine(b.partial + (t * shape.heads + h) * splits * part, splits, part, dim, out)
+            if layer[Q_GATE + 1] != 0:
+                sigmoid_product(out, b.query_gate + (t * shape.heads + h) * dim * 4, out, dim)
     project_residual(thread, threads, n, layer, O, shape.heads * dim, layer[O_BIAS], shape, b)
+
+
+@spliced
+def linear_layer(thread, threads, n, layer, shape, b):
+    """x += out(gated norm(delta rule(conv(qkv(norm(x))))))."""
+    heads, width = shape.linear_value_heads, shape.linear_value_heads * shape.linear_value_dim
+    channels = 2 * shape.linear_key_heads * shape.linear_key_dim + width
+    norm_rows(thread, n, layer[ATTN_NORM], shape, b)
+    held = project(thread, threads, n, layer, LINEAR_QKV, shape.hidden, NONE, b.mixed, channels * 4, 0, b)
+    held = project(thread, threads, n, layer, LINEAR_Z, shape.hidden, held, b.z, width * 4, 0, b)
+    held = project(thread, threads, n, layer, LINEAR_A, shape.hidden, held, b.alpha, heads * 4, 0, b)
+    project(thread, threads, n, layer, LINEAR_B, shape.hidden, held, b.beta, heads * 4, 0, b)
+    barrier(b.barrier, threads)
+    mix_rows(thread, threads, n, layer, shape, b)
+    barrier(b.barrier, threads)
+    for t in range(n):
+        narrow_f32(b.linear_out + t * width * 4, b.normed + thread * b.private_normed + t * b.normed_step, width)
+    project_residual(thread, threads, n, layer, LINEAR_OUT, width, 0, shape, b)
 
 
 @spliced
@@ -204,6 +230,8 @@ def run_step(thread, threads, n, splits, layers, tokens, table, shape, b, logits
         layer = table[index]
         if layer[LAYER_KIND] == FULL:
             attention_layer(thread, threads, n, splits, layer, shape, b)
+        else:
+            linear_layer(thread, threads, n, layer, shape, b)
         barrier(b.barrier, threads)
         mlp(thread, threads, n, layer, shape, b)
         barrier(b.barrier, threads)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
+from neuron.kernels.gdn import weights as gdn_weights
 from neuron.kernels.weights.matrix import Floats, Matrix
 from neuron.kernels.weights.names import Names
 from neuron.kernels.weights.reader import Convert, WeightReader
@@ -76,16 +77,24 @@ def _layer(
     norm: Callable[[str], Floats],
 ) -> LayerWeights:
     layer = LayerWeights()
+    linear = config.linear if config.layer_kinds[index] is LayerKind.LINEAR else None
     roles = ["gate", "up", "down"]
     norms = ["attn_norm", "ffn_norm"]
     biases = ["gate_bias", "up_bias", "down_bias"] if config.mlp_bias else []
-    if config.layer_kinds[index] is LayerKind.FULL:
+    if linear is None:
         roles += ["q", "k", "v", "o"]
         norms += ["q_norm", "k_norm"] if config.qk_norm else []
         biases += ["q_bias", "k_bias", "v_bias"] if config.attention_bias else []
         biases += ["o_bias"] if config.attention_out_bias else []
+    else:
+        roles += gdn_weights.MATRICES
     for role in roles:
         layer.matrices[role] = matrix(names.layer(role, index))
+    if linear is None and config.attn_output_gate:
+        layer.matrices["q"], layer.matrices["q_gate"] = gdn_weights.split_gate(layer.matrices["q"], config.num_heads)
+    for role in gdn_weights.VECTORS if linear is not None else ():
+        vector = reader.vector(names.layer(role, index))
+        layer.vectors[role] = vector if linear is None else gdn_weights.prepared(role, vector, linear)
     for role in norms:
         layer.vectors[role] = norm(names.layer(role, index))
     for role in biases:

@@ -155,6 +155,7 @@ def _linear(fields: Fields) -> LinearAttentionConfig:
         value_dim=inner // value_heads,
         conv_kernel=fields.integer("ssm.conv_kernel", 2, 16),
         tiled_value_heads=True,
+        decay_is_stored=True,
     )
 
 

@@ -56,6 +56,8 @@ class LinearAttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int
     conv_kernel: int
     tiled_value_heads: bool = False
+    #: The file holds -exp(A_log) (GGUF), not A_log.
+    decay_is_stored: bool = False
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,4 +119,5 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         shape = self.linear
         recurrent = shape.value_heads * shape.key_dim * shape.value_dim
         channels = 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim
-        return layers * 4 * (recurrent + channels * (shape.conv_kernel - 1))
+        # The convolution's ring also holds the newest input.
+        return layers * 4 * (recurrent + channels * shape.conv_kernel)

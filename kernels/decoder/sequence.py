@@ -1,0 +1,104 @@
+"""SequenceCache: everything the model keeps of one sequence, and its checkpoints. Owned by DecoderModel."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from neuron.kernels.attention.cache import KvCache
+from neuron.kernels.gdn.state import RecurrentState
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Checkpoint:
+    """The state of a sequence after its first `length` tokens, on top of the KV rows that the sequence still holds.
+
+    `state` float32 [layers, floats], a copy (None without linear layers). Worth something only to the cache that
+    made it, and only until rows below `length` are given up.
+    """
+
+    length: int
+    state: npt.NDArray[np.float32] | None
+    #: The cache's history when it was made.
+    epoch: int
+    cuts: int
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.state is None else self.state.nbytes
+
+
+@dataclass(slots=True)
+class SequenceCache:
+    """KV rows of the full-attention layers and the state of the linear ones. `length`: tokens held."""
+
+    kv: KvCache
+    state: RecurrentState | None = None
+    _epoch: int = 0
+    #: Lengths that the sequence was cut back to since it was last empty.
+    _cuts: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return self.kv.length
+
+    @property
+    def state_address(self) -> int:
+        return 0 if self.state is None else self.state.address
+
+    def advance(self, tokens: int) -> None:
+        """`tokens` more are held; their rows and states are written."""
+        self.kv.length += tokens
+
+    def truncate(self, keep: int) -> int:
+        """Hold only the first `keep` tokens; returns how many are held.
+
+        A recurrent state cannot be rolled back: with linear layers anything but the whole length empties the
+        sequence. A checkpoint at `keep` is the way back (`restore`).
+        """
+        if keep >= self.length > 0:
+            return self.length
+        if self.state is not None or keep <= 0:
+            return self._empty()
+        self._cuts.append(keep)
+        return self.kv.truncate(keep)
+
+    def checkpoint(self) -> Checkpoint:
+        """A copy of what cannot be cut, at the present length."""
+        state = None if self.state is None else self.state.data.copy()
+        return Checkpoint(self.length, state, self._epoch, len(self._cuts))
+
+    def restore(self, checkpoint: Checkpoint) -> int:
+        """Go back to `checkpoint`, which may be used again; returns the length then held.
+
+        Raises ValueError when it is not of this cache's present text, or its KV rows are no longer held.
+        """
+        lost = min((*self._cuts[checkpoint.cuts :], self.length))
+        if checkpoint.epoch != self._epoch or checkpoint.length > lost:
+            raise ValueError("the checkpoint is of a text that this sequence no longer holds")
+        if (checkpoint.state is None) is not (self.state is None):
+            raise ValueError("the checkpoint is of another kind of model")
+        if checkpoint.length == 0:
+            return self._empty()
+        if self.state is not None and checkpoint.state is not None:
+            np.copyto(self.state.data, checkpoint.state)
+        self._cuts.append(checkpoint.length)
+        return self.kv.truncate(checkpoint.length)
+
+    def abandon(self) -> None:
+        """A pass over the sequence failed half-way: a recurrent state may have moved, so the sequence is emptied."""
+        if self.state is not None:
+            self.state.reset()
+            self._empty()
+
+    def close(self) -> None:
+        """Give the memory back. The cache must not be used again."""
+        self.kv.close()
+        self.state = None
+
+    def _empty(self) -> int:
+        if self.state is not None and self.length:
+            self.state.reset()
+        self._epoch += 1
+        self._cuts.clear()
+        return self.kv.truncate(0)

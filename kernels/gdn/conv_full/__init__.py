@@ -1,0 +1,1 @@
+"""The causal convolution of many tokens of one sequence."""

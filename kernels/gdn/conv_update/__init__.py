@@ -1,0 +1,1 @@
+"""The causal convolution of one new token per sequence, over the inputs kept in a ring."""
