@@ -339,3 +339,27 @@ def test_a_port_of_the_command_line_beats_the_environment_and_the_file() -> None
         free = probe.getsockname()[1]
     with DaemonProcess(config="[server]\nport = 1\n", environment={"NEURON_PORT": "2"}, port=free) as daemon:
         assert daemon.get("/health/live") == {"status": "ok"}
+
+
+def test_overload_is_200_or_429_and_leaves_no_permits_behind() -> None:
+    config = "[limits]\nqueue_per_model = 3\nper_principal = 100\n"
+    with DaemonProcess({"busy": say("a", "b", delay_ms=5)}, config) as daemon:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            with daemon.client() as client:
+                for _ in range(4):
+                    statuses.append(client.post("/v1/chat/completions", json=daemon.chat_body("busy")).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert set(statuses) == {200, 429}
+        assert len(statuses) == 64
+        load = daemon.get("/health")["models"][0]
+        assert load["rejected_queue_full"] == statuses.count(429)
+        while (load := daemon.get("/health")["models"][0])["in_flight"] + load["queue_depth"]:
+            time.sleep(0.01)
+        assert daemon.chat("busy").status_code == 200
