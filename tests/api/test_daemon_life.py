@@ -348,8 +348,8 @@ def test_overload_is_200_or_429_and_leaves_no_permits_behind() -> None:
 
         def ask() -> None:
             with daemon.client() as client:
-                for _ in range(4):
-                    statuses.append(client.post("/v1/chat/completions", json=daemon.chat_body("busy")).status_code)
+                body = daemon.chat_body("busy")
+                statuses.extend(client.post("/v1/chat/completions", json=body).status_code for _ in range(4))
 
         threads = [threading.Thread(target=ask) for _ in range(16)]
         for thread in threads:
