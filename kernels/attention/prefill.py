@@ -1,29 +1,47 @@
 """Causal attention of many queries of one sequence over its cache, with the library's kernels."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.formats.ggml_types import GgmlType
 
+#: Bounds the mask, whatever the context: with more, queries are taken in parts.
+MASK_ELEMENTS = 1 << 24
+
 
 def attend(query: torch.Tensor, cache: KvCache, layer: int, position: int, scale: float) -> torch.Tensor:
     """query [heads, n, head_dim] at positions position..position+n-1, whose rows are in the cache already.
 
-    Returns [n, heads * head_dim] in the query's type.
+    Returns [n, heads * head_dim] in the query's type. The heads of a group read the same keys; none are copied.
     """
     heads, n, dim = query.shape
     length = position + n
+    rows = max(16, MASK_ELEMENTS // length)
+    if position and n > rows:
+        parts = [attend(query[:, at : at + rows], cache, layer, position + at, scale) for at in range(0, n, rows)]
+        return torch.cat(parts)
     keys, values = (_rows(cache, layer, which, length).to(query.dtype) for which in (0, 1))
     kv_heads = keys.shape[0]
-    group = heads // kv_heads
-    visible = torch.arange(length)[None, :] <= torch.arange(position, length)[:, None]
-    folded = query.reshape(kv_heads, 1, group * n, dim)
-    mask = visible.repeat(group, 1)
+    shared = (kv_heads, heads // kv_heads, length, dim)
     mixed = torch.nn.functional.scaled_dot_product_attention(
-        folded, keys[:, None], values[:, None], attn_mask=mask, scale=scale
+        query.reshape(kv_heads, heads // kv_heads, n, dim),
+        keys[:, None].expand(shared),
+        values[:, None].expand(shared),
+        attn_mask=_mask(position, n, query.dtype) if position else None,
+        is_causal=position == 0,
+        scale=scale,
     )
-    return mixed.view(heads, n, dim).transpose(0, 1).reshape(n, heads * dim)
+    return mixed.reshape(heads, n, dim).transpose(0, 1).reshape(n, heads * dim)
+
+
+@lru_cache(maxsize=1)
+def _mask(position: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """[n, position + n]: 0 where a query may look, else -inf. One is kept, since every layer of a chunk asks for it."""
+    hidden = torch.arange(position + n)[None, :] > torch.arange(position, position + n)[:, None]
+    return torch.zeros(n, position + n, dtype=dtype).masked_fill(hidden, -torch.inf)
 
 
 def _rows(cache: KvCache, layer: int, which: int, length: int) -> torch.Tensor:
