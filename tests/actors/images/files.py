@@ -1,0 +1,42 @@
+"""Small image files for the tests, and the processor that most of them are read with."""
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from neuron.actors.images.processor import ImageProcessor
+
+PROCESSOR = ImageProcessor(
+    patch=16,
+    merge=2,
+    temporal=2,
+    min_pixels=1024,
+    max_pixels=1 << 20,
+    rescale=1 / 255,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+RED_DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
+BOMB = "iVBORw0KGgoAAAANSUhEUgAAw1AAAMNQAQAAAABj1ABnAAAADElEQVR42mNgoAwAAABAAAGJya9DAAAAAElFTkSuQmCC"
+WIDE_GREY = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABEAAAAACB2fwVAAAADUlEQVR42mNoYGBwAAACRQDBT1YMkQAAAABJRU5ErkJggg=="
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def uri(content: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64," + base64.b64encode(content).decode()
+
+
+def textured(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with some grain: every resampling error shows."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
+    waves = [127 + 90 * np.sin(x / (5 + 3 * k) + y / (9 - 2 * k)) + rng.normal(0, 15, x.shape) for k in range(3)]
+    return Image.fromarray(np.clip(np.stack(waves, -1), 0, 255).astype(np.uint8), "RGB")
