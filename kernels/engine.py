@@ -1,6 +1,6 @@
 """What a device process asks of a model: load it, run tokens, forget. The seam between actors and kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +33,29 @@ class ModelMemory(msgspec.Struct, frozen=True):
     workspace: int
 
 
-class DeviceModel(Protocol):
+class PrefixBlocks(Protocol):
+    """What a model keeps of prefixes: immutable blocks under numbers above 0 that its user chooses and never reuses.
+
+    Each method raises ValueError, with nothing changed, for what does not fit what is held.
+    """
+
+    def save_rows(self, sequence: int, block: int, begin: int, end: int) -> int:
+        """Keep a copy of the KV rows of positions begin..end-1 of `sequence`; returns bytes."""
+
+    def save_state(self, sequence: int, block: int) -> int:
+        """Keep a copy of the recurrent state of `sequence` at its present length; returns bytes."""
+
+    def restore_prefix(self, sequence: int, keep: int, rows: Sequence[int], state: int) -> int:
+        """Make `sequence` hold its own first `keep` tokens, then those of the blocks `rows`; returns the length.
+
+        `state` is the block of the recurrent state at that length, 0 for a model without one.
+        """
+
+    def drop_blocks(self, blocks: Sequence[int]) -> int:
+        """Forget blocks, unknown ones passed over; returns bytes."""
+
+
+class DeviceModel(PrefixBlocks, Protocol):
     """A resident model. Not thread safe: one device loop drives it."""
 
     #: Length of a logits row (embedding rows, padding included).

@@ -1,5 +1,7 @@
 """DecoderModel: a resident decoder-only transformer, the DeviceModel of the CPU."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,6 +17,7 @@ from neuron.kernels.engine import ModelMemory
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.gdn.state import RecurrentState, state_shape
+from neuron.kernels.prefix.store import BlockStore
 from neuron.kernels.threads import Team
 
 #: From this length on, one token's attention is split over threads by position as well as by head.
@@ -51,6 +54,7 @@ class DecoderModel:
         self._kv_kind = kv_kind
         self._caches: dict[int, SequenceCache] = {}
         self._free: list[SequenceCache] = []
+        self._blocks = BlockStore()
         arena = workspace.arena
         self._positions = arena.array("positions").view(np.int64)
         self._addresses = arena.array("caches").view(np.int64)
@@ -104,8 +108,25 @@ class DecoderModel:
         """
         return self._caches[sequence].restore(checkpoint)
 
+    def save_rows(self, sequence: int, block: int, begin: int, end: int) -> int:
+        """See DeviceModel.save_rows."""
+        return self._blocks.save_rows(block, self._held(sequence), begin, end)
+
+    def save_state(self, sequence: int, block: int) -> int:
+        """See DeviceModel.save_state."""
+        return self._blocks.save_state(block, self._held(sequence))
+
+    def restore_prefix(self, sequence: int, keep: int, rows: Sequence[int], state: int) -> int:
+        """See DeviceModel.restore_prefix."""
+        return self._blocks.restore(self._cache(sequence), keep, rows, state)
+
+    def drop_blocks(self, blocks: Sequence[int]) -> int:
+        """See DeviceModel.drop_blocks."""
+        return self._blocks.drop(blocks)
+
     def close(self) -> None:
         """See DeviceModel.close."""
+        self._blocks.clear()
         for cache in (*self._caches.values(), *self._free):
             cache.close()
         self._caches.clear()
@@ -143,6 +164,12 @@ class DecoderModel:
         threads = self._team.threads
         even = (n * self.config.num_kv_heads) % threads == 0
         return 1 if even or length < _SPLIT_LENGTH else threads
+
+    def _held(self, sequence: int) -> SequenceCache:
+        cache = self._caches.get(sequence)
+        if cache is None:
+            raise ValueError(f"sequence {sequence} holds nothing")
+        return cache
 
     def _cache(self, sequence: int) -> SequenceCache:
         cache = self._caches.get(sequence)

@@ -85,6 +85,13 @@ class SequenceCache:
         self._cuts.append(checkpoint.length)
         return self.kv.truncate(checkpoint.length)
 
+    def place(self, length: int) -> int:
+        """Hold `length` tokens whose rows and state were just put in place; earlier checkpoints are void."""
+        self._epoch += 1
+        self._cuts.clear()
+        self.kv.length = length
+        return length
+
     def abandon(self) -> None:
         """A pass over the sequence failed half-way: a recurrent state may have moved, so the sequence is emptied."""
         if self.state is not None:
