@@ -2,7 +2,8 @@
 """Activations as int16 groups of 32 with a float scale and sum each, in the layout that a row kernel reads.
 
 NATURAL: int16 in order. QUAD: per 128 values four runs of 64 bytes: high bytes of the first 16 of each of four groups,
-high bytes of the last 16, then the low bytes likewise; the last quad is filled up with zeros. FLOAT: nothing.
+high bytes of the last 16, then the low bytes likewise; the last quad is filled up with zeros. PAIRS: per 128 values
+high bytes of groups 0, 2, 1, 3, then their low bytes. FLOAT: nothing.
 Scales: pairs (scale, scale * sum of the group) float32.
 """
 
@@ -20,8 +21,9 @@ from neuron.kernels.quant.quads import QUAD
 
 #: The largest magnitude of a group becomes this.
 PEAK = 32767.0
-NONE, FLOAT, NATURAL, QUADS = -1, 0, 1, 2
+NONE, FLOAT, NATURAL, QUADS, PAIRS = -1, 0, 1, 2, 3
 _Q4_0, _Q4_1 = int(GgmlType.Q4_0), int(GgmlType.Q4_1)
+_Q4_K, _Q5_K = int(GgmlType.Q4_K), int(GgmlType.Q5_K)
 _F32, _F16, _BF16 = int(GgmlType.F32), int(GgmlType.F16), int(GgmlType.BF16)
 
 
@@ -88,8 +90,28 @@ def quantise_quads(typingctx: Any, x: Any, q: Any, scales: Any, cols: Any) -> An
 
 
 @intrinsic
-def reads_quads(typingctx: Any) -> Any:
-    """1 when this host's 4-bit kernels read quads."""
+def quantise_pairs(typingctx: Any, x: Any, q: Any, scales: Any, cols: Any) -> Any:
+    """`cols` // 32 groups of float32 at `x`; `cols` is a multiple of 128."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        e = Emitter(builder)
+        with cgutils.for_range(e.b, e.b.udiv(args[3], e.i64(32)), intp=I64) as loop:
+            group = _group(e, args[0], loop.index, args[2])
+            quad = e.b.shl(e.b.udiv(loop.index, e.i64(4)), e.i64(8))
+            side = e.b.shl(e.b.and_(loop.index, e.i64(1)), e.i64(6))
+            second = e.b.shl(e.b.and_(loop.index, e.i64(2)), e.i64(4))
+            place = e.b.add(e.b.add(args[1], quad), e.b.add(side, second))
+            bytes_ = ir.VectorType(I8, 32)
+            e.store(e.b.trunc(e.shift_right(group, 8), bytes_), place)
+            e.store(e.b.trunc(group, bytes_), e.at(place, 128))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@intrinsic
+def reads_bytes(typingctx: Any) -> Any:
+    """1 when this host's kernels of 4 and 5 bits take activations by bytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(I64, int(has_byte_products()))
@@ -102,8 +124,10 @@ def layout_of(kind):
     """The layout that rows of `kind` (a GgmlType number) are multiplied with."""
     if kind == _F32 or kind == _F16 or kind == _BF16:
         return FLOAT
-    if (kind == _Q4_0 or kind == _Q4_1) and reads_quads() == 1:
+    if (kind == _Q4_0 or kind == _Q4_1) and reads_bytes() == 1:
         return QUADS
+    if (kind == _Q4_K or kind == _Q5_K) and reads_bytes() == 1:
+        return PAIRS
     return NATURAL
 
 
@@ -112,5 +136,7 @@ def quantise_row(layout, x, q, scales, cols):
     """One token's float32 activations into `layout`."""
     if layout == QUADS:
         quantise_quads(x, q, scales, cols)
+    elif layout == PAIRS:
+        quantise_pairs(x, q, scales, cols)
     elif layout == NATURAL:
         quantise_natural(x, q, scales, cols)

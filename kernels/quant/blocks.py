@@ -105,7 +105,7 @@ def _q3_scales(e: Emitter, block: ir.Value) -> ir.Value:
 
 
 def _q4_k(e: Emitter, block: ir.Value) -> list[Group]:
-    scales, leasts = _six_bit_scales(e, block)
+    scales, leasts = six_bit_scales(e, block)
     groups = []
     for pair in range(4):
         packed = e.load(e.at(block, 16 + 32 * pair), I8, 32)
@@ -117,7 +117,7 @@ def _q4_k(e: Emitter, block: ir.Value) -> list[Group]:
 
 
 def _q5_k(e: Emitter, block: ir.Value) -> list[Group]:
-    scales, leasts = _six_bit_scales(e, block)
+    scales, leasts = six_bit_scales(e, block)
     high = e.load(e.at(block, 16), I8, 32)
     groups = []
     for pair in range(4):
@@ -130,7 +130,7 @@ def _q5_k(e: Emitter, block: ir.Value) -> list[Group]:
     return groups
 
 
-def _six_bit_scales(e: Emitter, block: ir.Value) -> tuple[ir.Value, ir.Value]:
+def six_bit_scales(e: Emitter, block: ir.Value) -> tuple[ir.Value, ir.Value]:
     """d * scale and -dmin * min of the 8 groups of a Q4_K or Q5_K block, <8 x float> each.
 
     12 bytes: 6 low bits of scales 0-3, of mins 0-3, then nibbles of scales and mins 4-7, whose 2 high bits are the

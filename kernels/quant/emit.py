@@ -49,6 +49,10 @@ class Emitter:
     def store(self, value: ir.Value, address: ir.Value, align: int = 1) -> None:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
+    def store_to(self, place: ir.Value, value: ir.Value) -> None:
+        """Write to a place made by alloca."""
+        self.b.store(value, place)
+
     def load_half(self, address: ir.Value) -> ir.Value:
         return self.b.fpext(self.load(address, F16), F32)
 

@@ -16,6 +16,7 @@ from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.blocks import UNPACK, Group, float_group
 from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter, has_byte_products
 from neuron.kernels.quant.quads import QUADS, quad_dot
+from neuron.kernels.quant.superblocks import SUPERBLOCKS, superblock_dot
 
 _LANES = 16
 
@@ -73,7 +74,7 @@ def _accumulate(
     sums[0] = e.fma(e.b.sitofp(ones, lanes), offsets, sums[0])
 
 
-def _block_dot(kind: GgmlType) -> Any:
+def block_dot(kind: GgmlType) -> Any:
     """dot(weights, quants, scales, cols) -> float32 of one row of `kind`."""
     unpack = UNPACK[kind]
     groups = kind.block_size // 32
@@ -82,6 +83,8 @@ def _block_dot(kind: GgmlType) -> Any:
     def body(e: Emitter, row: ir.Value, q: ir.Value, d: ir.Value, cols: ir.Value) -> ir.Value:
         if kind in QUADS and has_byte_products():
             return quad_dot(e, QUADS[kind], row, q, d, cols)
+        if kind in SUPERBLOCKS and has_byte_products():
+            return superblock_dot(e, kind, row, q, d, cols)
         blocks = e.b.udiv(cols, e.i64(kind.block_size))
         lanes = ir.VectorType(F32, _LANES)
         vectors = [cgutils.alloca_once_value(e.b, e.splat(F32, _LANES, 0.0)) for _ in range(max(unroll, 2))]
@@ -205,9 +208,9 @@ def _expand(kind: GgmlType, to_bf16: bool) -> Any:
 
 
 dot_f32, dot_f16, dot_bf16 = (_float_dot(k) for k in (GgmlType.F32, GgmlType.F16, GgmlType.BF16))
-dot_q4_0, dot_q4_1 = _block_dot(GgmlType.Q4_0), _block_dot(GgmlType.Q4_1)
-dot_q5_0, dot_q5_1 = _block_dot(GgmlType.Q5_0), _block_dot(GgmlType.Q5_1)
-dot_q8_0 = _block_dot(GgmlType.Q8_0)
-dot_q2_k, dot_q3_k, dot_q4_k = (_block_dot(k) for k in (GgmlType.Q2_K, GgmlType.Q3_K, GgmlType.Q4_K))
-dot_q5_k, dot_q6_k = _block_dot(GgmlType.Q5_K), _block_dot(GgmlType.Q6_K)
+dot_q4_0, dot_q4_1 = block_dot(GgmlType.Q4_0), block_dot(GgmlType.Q4_1)
+dot_q5_0, dot_q5_1 = block_dot(GgmlType.Q5_0), block_dot(GgmlType.Q5_1)
+dot_q8_0 = block_dot(GgmlType.Q8_0)
+dot_q2_k, dot_q3_k, dot_q4_k = (block_dot(k) for k in (GgmlType.Q2_K, GgmlType.Q3_K, GgmlType.Q4_K))
+dot_q5_k, dot_q6_k = block_dot(GgmlType.Q5_K), block_dot(GgmlType.Q6_K)
 EXPAND = {(kind, to_bf16): _expand(kind, to_bf16) for kind in GgmlType for to_bf16 in (False, True)}
