@@ -1,6 +1,7 @@
 """One TCP connection: Hypercorn's, with a time limit on headers and on writes, and a close that cannot hang."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,11 @@ from neuron.api.server.protocol import Http1Protocol
 
 #: Seconds that unsent bytes get after a close.
 LINGER_S = 2.0
+#: Seconds between two looks at a client that has closed its sending side: first, and at most.
+SHORTEST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+#: State of a socket whose peer has answered with a reset (Linux, TCP_INFO).
+_TCP_CLOSE = 7
 
 
 class Connection(TCPServer):
@@ -28,10 +34,10 @@ class Connection(TCPServer):
     protocol: Http1Protocol  # type: ignore[assignment]
 
     async def run(self) -> None:
-        socket = self.writer.get_extra_info("socket")
+        sock = self.writer.get_extra_info("socket")
         try:
-            client = parse_socket_addr(socket.family, socket.getpeername())
-            server = parse_socket_addr(socket.family, socket.getsockname())
+            client = parse_socket_addr(sock.family, sock.getpeername())
+            server = parse_socket_addr(sock.family, sock.getsockname())
             async with TaskGroup(self.loop) as task_group:
                 self._task_group = task_group
                 self.protocol = Http1Protocol(
@@ -95,7 +101,25 @@ class Connection(TCPServer):
                 deadline = None
             elif deadline is None:
                 deadline = time.monotonic() + limits.HEADER_SECONDS.value
+        if self.reader.at_eof():
+            await self._answer_half_closed()
         await self.protocol.handle(Closed())
+
+    async def _answer_half_closed(self) -> None:
+        """The client sends nothing more. Whether it left or waits for its answer shows when something is sent to it."""
+        pause = SHORTEST_PAUSE_S
+        while self.protocol.answering and await self.protocol.knock():
+            await asyncio.sleep(pause)
+            if self._is_reset():
+                return
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _is_reset(self) -> bool:
+        try:
+            info = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        except OSError:
+            return True
+        return self.writer.transport.is_closing() or info[0] == _TCP_CLOSE
 
     async def _close(self) -> None:
         timer = self.loop.call_later(LINGER_S, self.abort)

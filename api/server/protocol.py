@@ -2,12 +2,14 @@
 
 import h11
 from hypercorn.events import Closed
-from hypercorn.protocol.events import Request
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
 from neuron.actors.errors import BodyTimeout, HeadersTooLarge
 from neuron.api.errors import MalformedHttp, error_bytes, error_headers
+from neuron.api.wire.encoding import comment
 from neuron.runtime.errors import NeuronError
 
 
@@ -19,6 +21,9 @@ class _RefusedError(Exception):
 
 
 class Http1Protocol(H11Protocol):
+    #: The answer under way is a stream of events, which a comment may enter between two of them.
+    _event_stream = False
+
     @property
     def waiting_for_headers(self) -> bool:
         """True while a request has begun to arrive and its headers are not complete."""
@@ -28,6 +33,33 @@ class Http1Protocol(H11Protocol):
             and connection.their_state is h11.IDLE
             and bool(connection.trailing_data[0])
         )
+
+    @property
+    def answering(self) -> bool:
+        """True while a request that arrived whole has no complete answer yet."""
+        connection = self.connection
+        return self.stream is not None and connection.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
+
+    async def knock(self) -> bool:
+        """Send bytes that mean nothing: a peer that is gone answers with a reset. False: nothing can be sent now."""
+        connection = self.connection
+        if not isinstance(connection, h11.Connection) or connection.their_http_version in (None, b"1.0"):
+            return False
+        if connection.our_state is h11.SEND_RESPONSE:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+        elif connection.our_state is h11.SEND_BODY and self._event_stream:
+            await self._send_h11_event(h11.Data(data=comment()))
+        else:
+            return False
+        return True
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Response):
+            self._event_stream = any(
+                name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in event.headers
+            )
+        await super().stream_send(event)
 
     async def refuse(self, status: int) -> None:
         """Answer what cannot become a request, and close."""

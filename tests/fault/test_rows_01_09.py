@@ -1,10 +1,9 @@
-"""Rows 1-9 of the fault matrix over HTTP: device processes that die or hang. A neighbour is served throughout."""
+"""Rows 1-9 and 22 of the fault matrix over HTTP: device processes that die or hang. A neighbour is served throughout."""
 
 import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -123,6 +122,18 @@ def test_row_9_death_in_native_code(held: Rows, number: signal.Signals) -> None:
         until(lambda: any("Fatal Python error" in line for line in held.daemon.raw_log()))
 
 
+def test_row_22_a_device_that_does_not_read(held: Rows) -> None:
+    """A prompt larger than any socket buffer, and a loop that stays live while nobody takes it."""
+    with held.row():
+        with Stream(held.daemon, "slow", max_tokens=4000) as running:
+            running.read(deltas=1)
+            os.kill(held.pid, signal.SIGSTOP)
+            for _ in range(20):
+                assert held.daemon.get("/health")["status"] in ("ok", "degraded")
+            assert running.read().errors == ["worker_unresponsive"]
+        assert held.state() == "poisoned"
+
+
 def test_a_client_that_retries_meets_a_poisoned_model_once(held: Rows) -> None:
     """The official client honours x-should-retry: one call, one request."""
     with held.row():
@@ -141,9 +152,14 @@ def test_a_client_that_retries_meets_a_poisoned_model_once(held: Rows) -> None:
 
 def test_the_neighbour_would_be_noticed(held: Rows) -> None:
     """Negative control: a row that hurts the neighbour fails."""
-    with pytest.raises(AssertionError, match="model_poisoned|worker_died"), held.row():
-        os.kill(held.daemon.device_pids["cpu:1"], signal.SIGKILL)
-        until(lambda: held.state("neighbour") == "poisoned")
-        assert held.code(name="neighbour") == "ok"
+
+    def hurt() -> None:
+        with held.row():
+            os.kill(held.daemon.device_pids["cpu:1"], signal.SIGKILL)
+            until(lambda: held.state("neighbour") == "poisoned")
+            assert held.code(name="neighbour") == "ok"
+
+    with pytest.raises(AssertionError, match=r"model_poisoned|worker_died"):
+        hurt()
     assert held.daemon.load("neighbour", devices=["cpu:1"]).status_code == 200
     assert content(held.ask(name="neighbour")) == "xyz"

@@ -38,7 +38,7 @@ def fault(kind: str, phase: str = "decode", at: int = 0, text: str = "", times: 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the daemon holds: descriptors, children that are no zombies, zombies, shared memory, all by count or name."""
+    """What the daemon holds: descriptors, children, zombies among them, shared memory."""
 
     fds: int
     children: int
