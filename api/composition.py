@@ -22,6 +22,7 @@ from neuron.api.server.listener import Listener
 from neuron.runtime.lifecycle import Deadman, StopSignals
 from neuron.runtime.logs import get_logger, log_loop_exceptions
 from neuron.runtime.notify import Notifier
+from neuron.runtime.shm import sweep_stale
 
 _log = get_logger("neuron.serve")
 #: Seconds that connections get to send their last bytes once all streams have ended.
@@ -33,6 +34,8 @@ _UNLOAD_S = 50.0
 def run(settings: Settings, access: Access, sock: socket.socket, environment: Mapping[str, str]) -> None:
     """Until a stop signal."""
     version_body()
+    if stale := sweep_stale():
+        _log.info("removed shared memory of dead owners", segments=len(stale))
     server = _Server(settings, access, sock, Notifier.from_environment(environment))
     anyio.run(server.run, backend="asyncio")
 

@@ -1,4 +1,4 @@
-"""Rows 1-9 and 22 of the fault matrix over HTTP: device processes that die or hang. A neighbour is served throughout."""
+"""Rows 1-9 and 22 of the fault matrix over HTTP: device processes that die or hang, beside a neighbour."""
 
 import os
 import signal
