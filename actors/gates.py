@@ -29,7 +29,7 @@ class TextWork(Protocol):
     async def encode(self, text: TextModel, prompt: RenderedPrompt) -> list[int]: ...
 
     async def constrain(
-        self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool
+        self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int
     ) -> Constraint | None:
         """The grammar of the answer, if the request asks for one. Raises InvalidValue."""
 
@@ -52,14 +52,17 @@ class Gates:
         prompt = await self._text_work.encode(text, rendered)
         _check_prompt(resident, prompt)
         _check_bias(resident, request)
-        constraint = await self._text_work.constrain(text, request, opens_reasoning=rendered.opens_reasoning)
+        max_new_tokens = resident.limits.new_tokens(request.max_tokens, len(prompt))
+        constraint = await self._text_work.constrain(
+            text, request, opens_reasoning=rendered.opens_reasoning, max_new_tokens=max_new_tokens
+        )
         await wait_for_memory(resident.device.info, self._limits)
         if not is_warm():
             await anyio.to_thread.run_sync(warm_up)
         return Work(
             request=request,
             prompt=prompt,
-            max_new_tokens=resident.limits.new_tokens(request.max_tokens, len(prompt)),
+            max_new_tokens=max_new_tokens,
             parser=build_parser(text, opens_reasoning=rendered.opens_reasoning, request=request),
             detokenizer=text.tokenizer.detokenizer(),
             sampler=Sampler(

@@ -34,11 +34,13 @@ class PooledTextWork:
         return await anyio.to_thread.run_sync(text.tokenizer.encode, prompt.segments, limiter=self._threads)
 
     async def constrain(
-        self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool
+        self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int
     ) -> Constraint | None:
         def build() -> Constraint | None:
             form = call_form(text.template.texts)
-            return build_constraint(text, request, opens_reasoning=opens_reasoning, form=form)
+            return build_constraint(
+                text, request, opens_reasoning=opens_reasoning, form=form, max_new_tokens=max_new_tokens
+            )
 
         return await anyio.to_thread.run_sync(build, limiter=self._threads)
 

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from neuron.actors.errors import InvalidValue
 from neuron.actors.request import InferenceRequest, Thinking, ToolChoice
+from neuron.actors.text.constraint_budget import FORBIDDEN, Budget, only, required_names
+from neuron.actors.text.constraint_closing import Closer
 from neuron.actors.text.constraint_grammar import CallForm, grammar_of
 from neuron.actors.text.constraint_vocabulary import Vocabulary, vocabulary
 from neuron.actors.text.types import Markers, Tokenizer
 
 _LIMITS = {"verbose_errors": False}
-FORBIDDEN = np.float32(-np.inf)
+#: Bytes of grammar text for each token that one step may add to the shortest end (a key and its minimal value).
+BYTES_PER_TOKEN = 4
 
 
 class HasVocabulary(Protocol):
@@ -41,12 +44,18 @@ class Phase(Enum):
 
 
 def build_constraint(
-    model: HasVocabulary, request: InferenceRequest, *, opens_reasoning: bool, form: CallForm = CallForm.JSON
+    model: HasVocabulary,
+    request: InferenceRequest,
+    *,
+    opens_reasoning: bool,
+    form: CallForm = CallForm.JSON,
+    max_new_tokens: int | None = None,
 ) -> "Constraint | None":
     """None where the request constrains nothing. Blocking; run it in a thread.
 
-    `form`: how this model writes calls (`call_form` of its template). Raises InvalidValue (400) for a schema that is
-    too large, too deep, or that the library cannot enforce.
+    `form`: how this model writes calls (`call_form` of its template). `max_new_tokens`: the answer is brought to its
+    end within so many tokens, thinking and the end token included, where that is possible. Raises InvalidValue (400)
+    for a schema that is too large, too deep, or that the library cannot enforce.
     """
     reasoning = model.reasoning
     grammar = grammar_of(request, model.tool_call, form, newlines=False)
@@ -71,7 +80,16 @@ def build_constraint(
     forbidden = set(model.tokenizer.eos_ids)
     if model.tool_call is not None:
         forbidden.add(model.tool_call.open_id)
-    return Constraint(matcher, tokens, phase, reasoning, sorted(forbidden))
+    jump = len(grammar) // BYTES_PER_TOKEN
+    budget = Budget(tokens, _closer(model, request, tokens), max_new_tokens, jump)
+    return Constraint(matcher, tokens, phase, reasoning, sorted(forbidden), budget)
+
+
+def _closer(model: HasVocabulary, request: InferenceRequest, tokens: Vocabulary) -> Closer:
+    markers = model.tool_call
+    specials = () if markers is None else (markers.open_id, markers.close_id)
+    schemas = [request.response_format.schema, *(tool.parameters for tool in request.tools)]
+    return Closer(tokens, specials, required_names(schemas))
 
 
 class Constraint:
@@ -84,11 +102,13 @@ class Constraint:
         phase: Phase,
         reasoning: Markers | None,
         not_while_thinking: list[int],
+        budget: Budget,
     ) -> None:
         self._matcher = matcher
         self._phase = phase
         self._reasoning = reasoning
         self._not_while_thinking = not_while_thinking
+        self._budget = budget
         self._size = tokens.size
         self._unwritten = tokens.unwritten
         self._mask = np.zeros((self._size + 31) // 32 * 4, dtype=np.uint8)
@@ -115,6 +135,8 @@ class Constraint:
         """
         if self._phase is Phase.THINKING:
             logits[self._not_while_thinking] = FORBIDDEN
+            if self._reasoning is not None and self._budget.thinking_must_end(self._matcher):
+                only(logits, self._reasoning.close_id)
             return
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
@@ -127,13 +149,15 @@ class Constraint:
         row = logits[: self._size]
         np.copyto(row, FORBIDDEN, where=~allowed[: len(row)])
         logits[self._size :] = FORBIDDEN
-        if opening is not None:
+        self._budget.narrow(row, self._matcher)
+        if opening is not None and not self._budget.thinking_must_end(self._matcher):
             logits[opening] = kept
 
     def commit(self, token_id: int) -> None:
         """Advance by a sampled id. Raises InvalidValue for one the mask forbade."""
         reasoning = self._reasoning
         if self._phase is Phase.THINKING:
+            self._budget.spend()
             if reasoning is not None and token_id == reasoning.close_id:
                 self._phase = Phase.ANSWER
             return
@@ -141,9 +165,11 @@ class Constraint:
             self._phase = Phase.ANSWER
             if reasoning is not None and token_id == reasoning.open_id:
                 self._phase = Phase.THINKING
+                self._budget.spend()
                 return
         self._matcher.consume_token(token_id)
         self._check()
+        self._budget.note(token_id)
 
     def _check(self) -> None:
         if self._matcher.is_error():

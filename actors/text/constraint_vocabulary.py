@@ -21,6 +21,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
     trie: LLTokenizer
     size: int
     unwritten: tuple[int, ...]
+    #: Byte -> id of the token of that byte alone, -1 where there is none.
+    byte_ids: tuple[int, ...]
+    eos_id: int
+    #: The bytes of every token.
+    pieces: Sequence[bytes]
 
 
 _cache: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
@@ -65,7 +70,14 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
         if found is None:
             tokens = _Tokens(tokenizer)
             trie = LLTokenizer(TokenizerWrapper(tokens), eos_token=sorted(tokenizer.eos_ids))
-            found = Vocabulary(trie, tokenizer.vocab_size, tuple(_unwritten(tokenizer, tokens)))
+            found = Vocabulary(
+                trie,
+                tokenizer.vocab_size,
+                tuple(_unwritten(tokenizer, tokens)),
+                _single_bytes(tokens),
+                tokens.eos_token_id,
+                tokens.tokens,
+            )
             _cache[tokenizer] = found
         return found
 
@@ -77,3 +89,12 @@ def _unwritten(tokenizer: Tokenizer, tokens: _Tokens) -> Iterator[int]:
     for token_id, piece in enumerate(tokens.tokens):
         if len(piece) > 1 and token_id not in special and tokens(piece) != [token_id]:
             yield token_id
+
+
+def _single_bytes(tokens: _Tokens) -> tuple[int, ...]:
+    special = set(tokens.special_token_ids)
+    found = [-1] * 256
+    for token_id, piece in enumerate(tokens.tokens):
+        if len(piece) == 1 and token_id not in special and found[piece[0]] < 0:
+            found[piece[0]] = token_id
+    return tuple(found)

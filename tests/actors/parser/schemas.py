@@ -65,3 +65,53 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         a=record(b=record(c=record(d=record(e={"type": "array", "items": record(f=INTEGER), "maxItems": 1}))))
     ),
 }
+
+EXPRESSION: dict[str, Any] = {
+    "$ref": "#/$defs/Node",
+    "$defs": {
+        "Node": {
+            "anyOf": [
+                record(op={"enum": ["add", "mul"]}, left={"$ref": "#/$defs/Node"}, right={"$ref": "#/$defs/Node"}),
+                record(value={"type": "number"}),
+            ]
+        }
+    },
+}
+#: Schemas that let an answer run on for ever: open strings, lists, maps and recursion.
+OPEN: dict[str, dict[str, Any]] = {
+    "essay": record(title=STRING, body=STRING),
+    "number": record(pi={"type": "number"}, e={"type": "number"}),
+    "open list": record(words={"type": "array", "items": STRING}),
+    "open map": record(capitals={"type": "object", "additionalProperties": STRING}),
+    "any object": {"type": "object"},
+    "matrix": record(rows={"type": "array", "items": {"type": "array", "items": {"type": "number"}}}),
+    "long minimum": record(
+        text={"type": "string", "minLength": 40}, n={"type": "array", "items": INTEGER, "minItems": 8}
+    ),
+    "people": record(
+        people={
+            "type": "array",
+            "items": record(["name", "age"], name=STRING, bio=STRING, age=INTEGER, email={"type": ["string", "null"]}),
+        }
+    ),
+    "form": record(**{f"field_{index}": STRING for index in range(12)}),
+    "tree": record(["value"], children={"type": "array", "items": {"$ref": "#"}}, value=STRING),
+    "linked list": {**record(["tail", "head"], tail={"anyOf": [{"$ref": "#"}, {"type": "null"}]}, head=STRING)},
+    "expression": EXPRESSION,
+    "comments": record(
+        thread={"$ref": "#/$defs/C"},
+    )
+    | {"$defs": {"C": record(["text"], replies={"type": "array", "items": {"$ref": "#/$defs/C"}}, text=STRING)}},
+    "events": record(
+        events={
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "anyOf": [
+                    record(type={"const": "text"}, text=STRING),
+                    record(type={"const": "move"}, at={"type": "string", "format": "date-time"}, by={"type": "number"}),
+                ]
+            },
+        }
+    ),
+}
