@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -31,6 +31,18 @@ class ModelMemory(msgspec.Struct, frozen=True):
     kv_per_token: int
     state: int
     workspace: int
+
+
+class PixelScale(msgspec.Struct, frozen=True):
+    """A pixel value v (0..255) of channel c enters a vision tower as (v * rescale - mean[c]) / std[c]."""
+
+    rescale: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+Span = tuple[int, int, int]
+"""Where an image stands in a sequence: (image, offset of its first place, places)."""
 
 
 class PrefixBlocks(Protocol):
@@ -85,3 +97,40 @@ class DeviceModel(PrefixBlocks, Protocol):
 
     def close(self) -> None:
         """Give all device memory back."""
+
+
+@runtime_checkable
+class SeeingModel(DeviceModel, Protocol):
+    """A DeviceModel that also takes images."""
+
+    def encode_image(
+        self,
+        sequence: int,
+        image: int,
+        patches: npt.NDArray[np.uint8],
+        grid: tuple[int, int, int],
+        scale: PixelScale,
+    ) -> int:
+        """Run the vision tower on one still image; its rows stay here as `image` until `sequence` has passed over
+        them or is emptied. Returns how many places they fill.
+
+        `patches` uint8 [h * w, 3 * patch * patch] of `grid` (1, h, w), in blocks of merge x merge. Raises ValueError
+        when they do not fit each other or the tower.
+        """
+
+    def forward_with_images(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+        spans: tuple[Span, ...],
+        positions: npt.NDArray[np.int32],
+        rope_delta: int,
+    ) -> None:
+        """`forward`, with the embeddings at `spans` taken from encoded images (a span may begin before or end after
+        these tokens) and rotary `positions` [3, n] (time, height, width).
+
+        `rope_delta`: the next token's rotary position minus the length held after these tokens; kept for `forward`.
+        Raises ValueError also for an image that is not there or whose span has another length.
+        """

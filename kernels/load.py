@@ -1,5 +1,7 @@
 """load_model: files to a resident DeviceModel on a CPU device. The one entry of this package for device processes."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,11 @@ from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.hf_config import parse_config
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.formats.safetensors import SafetensorsSet
+from neuron.kernels.formats.vision_tensors import check_vision
 from neuron.kernels.threads import Team, default_threads
+from neuron.kernels.vision.model import VisionModel
+from neuron.kernels.vision.tower import VisionTower
+from neuron.kernels.vision.weights import load_tower_weights
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.names import Names
 from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader, converter
@@ -46,15 +52,25 @@ def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads
 def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
     torch.set_num_threads(team.threads)
     convert = converter(spec.quant, team)
-    config, reader, tied, names = _open(spec, team)
-    exact = spec.quant is not None and spec.quant.lower() == "f32"
+    config, reader, tied, names, vision = _open(spec, team)
     factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
     weights = load_weights(config, reader, names, tied, convert, lambda done: progress("read", done))
-    model = build_model(config, weights, team, spec.max_context, exact=exact, rope_factors=factors)
+    # Rounding to bfloat16 would lose more than it saves where every matrix is in float32, stored or converted.
+    exact = all(matrix.kind is GgmlType.F32 for layer in weights.layers for matrix in layer.matrices.values())
+    tower = None if vision is None else _tower(config, reader, vision, exact, lambda done: progress("read", done))
+    model = build_model(config, weights, team, spec.max_context, exact=exact, rope_factors=factors, tower=tower)
     progress("compile", 0.0)
     warm_up(model)
     progress("compile", 1.0)
     return model
+
+
+def _tower(
+    config: ModelConfig, reader: WeightReader, prefix: str, exact: bool, report: Callable[[float], None]
+) -> VisionTower:
+    assert config.vision is not None
+    dtype = torch.float32 if exact else torch.bfloat16
+    return VisionTower(config.vision, load_tower_weights(config.vision, reader, prefix, dtype, report))
 
 
 def build_model(
@@ -65,6 +81,7 @@ def build_model(
     *,
     exact: bool = False,
     rope_factors: Floats | None = None,
+    tower: VisionTower | None = None,
 ) -> DecoderModel:
     """A model of weights that are in memory. `exact`: float32 products and cache. The model owns `team` from here."""
     kv_kind = GgmlType.F32 if exact else GgmlType.F16
@@ -74,7 +91,8 @@ def build_model(
     prefill = Prefill(config, weights, workspace, team, exact=exact)
     rope = build_rope(config.rope, config.max_position, rope_factors)
     summary = _summary(config, context, kv_kind, team)
-    return DecoderModel(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
+    model = DecoderModel if tower is None else partial(VisionModel, tower)
+    return model(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
 
 
 def warm_up(model: DecoderModel) -> None:
@@ -86,8 +104,10 @@ def warm_up(model: DecoderModel) -> None:
             model.clear(-1)
 
 
-def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, Names]:
+def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, Names, str | None]:
+    """Config, reader, whether the head is tied, names, and the prefix of a vision tower's tensors if there is one."""
     reader: WeightReader
+    vision: str | None = None
     if spec.format == GGUF:
         opened = open_gguf(spec.files)
         config = config_from_gguf(opened)
@@ -99,10 +119,11 @@ def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, 
         config = parse_config(Path(spec.config).read_bytes())
         dense = SafetensorsSet.open(spec.files)
         found = check_tensors(config, dense.tensors, SAFETENSORS)
+        vision = check_vision(config, dense.tensors)
         reader = SafetensorsReader(dense, team)
     else:
         raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
-    return config, reader, found.tied, Names(config, spec.format, found.prefix)
+    return config, reader, found.tied, Names(config, spec.format, found.prefix), vision
 
 
 def _summary(config: ModelConfig, context: int, kv_kind: GgmlType, team: Team) -> str:

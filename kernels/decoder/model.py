@@ -22,6 +22,8 @@ from neuron.kernels.threads import Team
 
 #: From this length on, one token's attention is split over threads by position as well as by head.
 _SPLIT_LENGTH = 64
+Spliced = Sequence[tuple[int, npt.NDArray[np.float32]]]
+"""(offset among the tokens, rows float32 [k, hidden]): embeddings that stand where the tokens' own would."""
 
 
 class DecoderModel:
@@ -70,17 +72,40 @@ class DecoderModel:
         logits: npt.NDArray[np.float32] | None,
     ) -> None:
         """See DeviceModel.forward. Nothing has changed when it raises ValueError."""
+        self.forward_spliced(sequence, tokens, position, logits)
+
+    def forward_spliced(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+        *,
+        spliced: Spliced = (),
+        rope_positions: npt.NDArray[np.int32] | None = None,
+        rope_delta: int | None = None,
+    ) -> None:
+        """`forward` with embeddings from elsewhere and rotary positions [3, n] of their own.
+
+        `rope_delta` is kept for calls without positions. Nothing has changed when it raises ValueError.
+        """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         self._check(sequence, tokens, position, logits)
+        if rope_positions is not None and rope_positions.shape != (3, len(tokens)):
+            raise ValueError("rotary positions must be [3, tokens]")
         cache = self._cache(sequence)
         for start in range(0, len(tokens), PREFILL_ROWS):
             part = tokens[start : start + PREFILL_ROWS]
             last = start + PREFILL_ROWS >= len(tokens)
+            inside = _rows_within(spliced, start, start + len(part))
+            turned = None if rope_positions is None else rope_positions[:, start : start + len(part)]
             try:
-                self._part(cache, part, logits if last else None)
+                self._part(cache, part, logits if last else None, inside, turned)
             except BaseException:
                 cache.abandon()
                 raise
+        if rope_delta is not None:
+            cache.set_rope_delta(rope_delta)
 
     def clear(self, sequence: int, keep: int = 0) -> int:
         """See DeviceModel.clear. Memory of an emptied cache goes back to the system."""
@@ -139,7 +164,12 @@ class DecoderModel:
         del self._workspace, self._prefill
 
     def _part(
-        self, cache: SequenceCache, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None
+        self,
+        cache: SequenceCache,
+        tokens: npt.NDArray[np.int32],
+        logits: npt.NDArray[np.float32] | None,
+        spliced: Spliced,
+        rope_positions: npt.NDArray[np.int32] | None,
     ) -> None:
         space, n = self._workspace, len(tokens)
         first = cache.length
@@ -147,13 +177,14 @@ class DecoderModel:
         self._positions[:n] = positions
         self._addresses[:n] = cache.kv.address
         self._states[:n] = cache.state_address
-        self._rope.table(positions, self._rope_table[:n])
+        turned = positions + cache.rope_delta if rope_positions is None else rope_positions.astype(np.int64)
+        self._rope.table(turned, self._rope_table[:n])
         rows = 0 if logits is None else 1
         target = 0 if logits is None else logits.ctypes.data
         layers = self.config.num_layers
-        if n > STEP_ROWS:
+        if n > STEP_ROWS or spliced:
             with torch.inference_mode():
-                self._prefill.run(tokens, cache)
+                self._prefill.run(tokens, cache, spliced)
             layers = 0
         if layers or rows:
             splits = self._splits(n, first + n)
@@ -207,3 +238,13 @@ class DecoderModel:
             logits.shape != (self.vocab_size,) or logits.dtype != np.float32 or not logits.flags.c_contiguous
         ):
             raise ValueError(f"logits must be contiguous float32 [{self.vocab_size}]")
+
+
+def _rows_within(spliced: Spliced, start: int, stop: int) -> Spliced:
+    """The rows that stand at tokens start..stop, with offsets from `start`."""
+    inside = []
+    for offset, rows in spliced:
+        first, last = max(offset, start), min(offset + len(rows), stop)
+        if first < last:
+            inside.append((first - start, rows[first - offset : last - offset]))
+    return inside

@@ -1,6 +1,9 @@
 """Prefill: many tokens of one sequence through the model with the library's matrix products, layer by layer."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from neuron.kernels.attention.cache import KvCache
@@ -46,11 +49,23 @@ class Prefill:
         linear = 0 if self._linear is None else self._linear.nbytes
         return linear + sum(tensor.numel() * tensor.element_size() for tensor in held)
 
-    def run(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], cache: SequenceCache) -> None:
-        """tokens int32 [n <= PREFILL_ROWS]; rope table and positions are in the workspace. Leaves x in it."""
+    def run(
+        self,
+        tokens: npt.NDArray[np.int32],
+        cache: SequenceCache,
+        spliced: Sequence[tuple[int, Floats]] = (),
+    ) -> None:
+        """tokens int32 [n <= PREFILL_ROWS]; rope table and positions are in the workspace. Leaves x in it.
+
+        `spliced`: (offset, rows [k, hidden]) that stand where the tokens' own embeddings would.
+        """
         space, team = self._workspace, self._team
         n = len(tokens)
         team.run(elementwise.embed, n, tokens, space.table, space.shape, space.buffers.x)
+        if spliced:
+            x = space.arena.array("x").view(np.float32).reshape(PREFILL_ROWS, -1)
+            for offset, rows in spliced:
+                x[offset : offset + len(rows)] = rows
         for index, layer in enumerate(self._weights.layers):
             if "linear_qkv" in layer.matrices:
                 self._delta_net(index, layer, n, cache)

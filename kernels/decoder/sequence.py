@@ -37,6 +37,18 @@ class SequenceCache:
     _epoch: int = 0
     #: Lengths that the sequence was cut back to since it was last empty.
     _cuts: list[int] = field(default_factory=list)
+    #: (length, delta): from this length on, rotary positions are `delta` ahead of the tokens' own (M-RoPE).
+    _deltas: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def rope_delta(self) -> int:
+        """The next token's rotary position minus `length`; images take fewer positions than places."""
+        return self._deltas[-1][1] if self._deltas else 0
+
+    def set_rope_delta(self, delta: int) -> None:
+        """Holds from the present length on, until the sequence is cut back below it."""
+        if delta != self.rope_delta:
+            self._deltas.append((self.length, delta))
 
     @property
     def length(self) -> int:
@@ -60,8 +72,7 @@ class SequenceCache:
             return self.length
         if self.state is not None or keep <= 0:
             return self._empty()
-        self._cuts.append(keep)
-        return self.kv.truncate(keep)
+        return self._cut(keep)
 
     def checkpoint(self) -> Checkpoint:
         """A copy of what cannot be cut, at the present length."""
@@ -82,13 +93,13 @@ class SequenceCache:
             return self._empty()
         if self.state is not None and checkpoint.state is not None:
             np.copyto(self.state.data, checkpoint.state)
-        self._cuts.append(checkpoint.length)
-        return self.kv.truncate(checkpoint.length)
+        return self._cut(checkpoint.length)
 
     def place(self, length: int) -> int:
         """Hold `length` tokens whose rows and state were just put in place; earlier checkpoints are void."""
         self._epoch += 1
         self._cuts.clear()
+        self._deltas.clear()
         self.kv.length = length
         return length
 
@@ -103,9 +114,15 @@ class SequenceCache:
         self.kv.close()
         self.state = None
 
+    def _cut(self, length: int) -> int:
+        self._cuts.append(length)
+        self._deltas = [entry for entry in self._deltas if entry[0] <= length]
+        return self.kv.truncate(length)
+
     def _empty(self) -> int:
         if self.state is not None and self.length:
             self.state.reset()
         self._epoch += 1
         self._cuts.clear()
+        self._deltas.clear()
         return self.kv.truncate(0)

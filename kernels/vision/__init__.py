@@ -1,0 +1,1 @@
+"""The vision tower of the hybrid family and the model that takes its embeddings."""
