@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from neuron.actors.events import InferenceEvent
+from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.request import InferenceRequest
 from neuron.actors.settings import Settings
 
@@ -65,6 +66,22 @@ class QueueEntry(msgspec.Struct, frozen=True):
     waited_s: float
 
 
+class PrefixCacheFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resident model keeps of earlier prompts, and how often that helped, since it was loaded."""
+
+    hits: int
+    misses: int
+    reused_tokens: int
+    evictions: int
+    #: Times that something was not kept because nothing could make room for it.
+    refused: int
+    failed_restores: int
+    restore_ms: float
+    bytes_used: int
+    bytes_budget: int
+    entries: int
+
+
 class ModelLoadFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `models` in GET /health."""
 
@@ -82,6 +99,8 @@ class ModelLoadFigures(msgspec.Struct, frozen=True, kw_only=True):
     active_request_id: str | None
     active_for_s: float | None
     queue: tuple[QueueEntry, ...]
+    #: None while the model is not resident, and when the cache is switched off.
+    prefix_cache: PrefixCacheFigures | None = None
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +118,9 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     utilization_pct: int
     temp_c: int
     last_seen_s: float | None
+    #: Processes started for it, and those that ended unexpectedly, since the daemon began.
+    starts: int = 0
+    deaths: int = 0
 
 
 class Activation(msgspec.Struct, frozen=True):
@@ -154,6 +176,12 @@ class Daemon(Protocol):
         """From the resident model, else from local files. Raises ModelNotFound."""
 
     def load_figures(self) -> list[ModelLoadFigures]: ...
+
+    def figures(self) -> dict[str, Figures]:
+        """Counters and histograms by model id, of every model loaded since the daemon began. Read only."""
+
+    def request_records(self) -> list[RequestRecord]:
+        """Those that wait or run, then the latest that ended, newest first."""
 
     def devices(self) -> list[DeviceInfo]: ...
 

@@ -17,6 +17,7 @@ from neuron.actors.device.devices import parse_device
 from neuron.actors.device.jobs import Drop
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import AlreadyLoaded, ModelUnloading
+from neuron.actors.figures import Figures
 from neuron.actors.load_job import LoadJob
 from neuron.actors.loading import Loader, LoadPlan
 from neuron.actors.model import ModelActor
@@ -51,6 +52,8 @@ class LoadDesk:
         self._tasks = tasks
         self._on_poisoned = on_poisoned
         self.closed = False
+        #: By qualified id, of every model that was ever loaded: counters outlive an unload.
+        self.figures: dict[str, Figures] = {}
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -112,6 +115,7 @@ class LoadDesk:
             plan.own.aliases if plan.own is not None else (),
             self._settings.limits,
             self._tasks,
+            self.figures.setdefault(model_id.qualified, Figures()),
         )
         entry.on_poisoned = self._on_poisoned
         self._catalogue.add(entry)

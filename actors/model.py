@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 import anyio
 import anyio.abc
 
-from neuron.actors.daemon import LoadRequest, ModelInfo, ModelLoadFigures, ModelState, PoisonRecord, QueueEntry
+from neuron.actors.daemon import (
+    LoadRequest,
+    ModelInfo,
+    ModelLoadFigures,
+    ModelState,
+    PoisonRecord,
+    PrefixCacheFigures,
+    QueueEntry,
+)
 from neuron.actors.errors import (
     ClientDisconnected,
     DeviceFault,
@@ -19,7 +27,7 @@ from neuron.actors.errors import (
     QueueTimeout,
     SlowClient,
 )
-from neuron.actors.figures import Figures
+from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.load_job import LoadJob
 from neuron.actors.model_view import model_info
 from neuron.actors.resident import Resident
@@ -41,7 +49,13 @@ class ModelActor:
     """All methods belong to the event loop. `info` and `figures_now` only read what is already known."""
 
     def __init__(
-        self, model_id: str, source_id: str, aliases: tuple[str, ...], limits: LimitSettings, tasks: anyio.abc.TaskGroup
+        self,
+        model_id: str,
+        source_id: str,
+        aliases: tuple[str, ...],
+        limits: LimitSettings,
+        tasks: anyio.abc.TaskGroup,
+        figures: Figures | None = None,
     ) -> None:
         self.model_id = model_id
         self.source_id = source_id
@@ -56,7 +70,7 @@ class ModelActor:
         self.device_id: str | None = None
         self.poison: PoisonRecord | None = None
         self.reason: str | None = None
-        self.figures = Figures()
+        self.figures = figures if figures is not None else Figures()
         self.turnstile = Turnstile(queue_limit=limits.queue_per_model, per_principal=limits.per_principal)
         #: Set when an unload is over and this entry has left the registry.
         self.gone = anyio.Event()
@@ -108,6 +122,10 @@ class ModelActor:
             if waiting_only and session.ticket is self.turnstile.active:
                 continue
             session.stream.end_early(error())
+
+    def running(self) -> list[RequestRecord]:
+        """The requests that wait or run, in the order they came."""
+        return [session.record() for session in self._sessions.values()]
 
     @property
     def busy(self) -> bool:
@@ -164,6 +182,7 @@ class ModelActor:
         self.state = ModelState.POISONED
         self.poison = self._with_active(record)
         self.reason = record.reason
+        self.figures.poisonings += 1
         log.error(
             "model marked poisoned",
             model=self.model_id,
@@ -266,7 +285,12 @@ class ModelActor:
                 QueueEntry(ticket.req_id, place, round(ticket.waited_s, 3))
                 for place, ticket in enumerate(turnstile.waiting, 1)
             ),
+            prefix_cache=self._prefix_figures(),
         )
+
+    def _prefix_figures(self) -> PrefixCacheFigures | None:
+        prefix = self.resident.prefix if self.resident is not None else None
+        return prefix.figures() if prefix is not None else None
 
 
 def _record_of(error: NeuronError, session: Session) -> PoisonRecord:

@@ -29,6 +29,7 @@ from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.devices import cuda_device_count
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import ClientDisconnected, ModelLoading
+from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.gates import Gates, TextWork
 from neuron.actors.loading import Loader
 from neuron.actors.loads import LoadDesk
@@ -131,6 +132,15 @@ class Registry:
     def load_figures(self) -> list[ModelLoadFigures]:
         return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]
 
+    def figures(self) -> dict[str, Figures]:
+        names = {entry.source_id: entry.model_id for entry in self._catalogue}
+        return {names.get(source_id, source_id): figures for source_id, figures in self._desk.figures.items()}
+
+    def request_records(self) -> list[RequestRecord]:
+        running = [record for entry in self._catalogue for record in entry.running()]
+        recent = [record for figures in self._desk.figures.values() for record in figures.recent]
+        return running + sorted(recent, key=lambda record: record.ended_at or "", reverse=True)
+
     def devices(self) -> list[DeviceInfo]:
         return self._devices.infos()
 
@@ -225,6 +235,9 @@ class Registry:
         return sum(entry.turnstile.depth for entry in self._catalogue) >= self.settings.limits.queue_total
 
     def _log_refusal(self, request: InferenceRequest, error: NeuronError, started: float) -> None:
+        entry = self._catalogue.find(request.model)
+        if entry is not None:
+            entry.figures.refused(error.code)
         elapsed = round((time.monotonic() - started) * 1e3, 1)
         write = log.warning if error.status >= 500 else log.info
         write(

@@ -76,8 +76,9 @@ class DeviceActor:
         self.device_id = device_id
         #: Answers that nobody waited for any more, and second answers; both dropped.
         self.counters = ReplyCounters()
-        #: Processes started so far.
+        #: Processes started so far, and those that ended unexpectedly.
         self.starts = 0
+        self.deaths = 0
         self._limits = limits
         self._tasks = task_group
         self._failpoints = failpoints_flag(os.environ) if failpoints is None else failpoints
@@ -162,6 +163,7 @@ class DeviceActor:
         assert death is not None
         if death.expected:
             return
+        self.deaths += 1
         if death.crash:
             self._crashes.append(time.monotonic())
         record = death.record(process.exit_status)
@@ -323,6 +325,8 @@ class DeviceActor:
             utilization_pct=vram.utilization_pct,
             temp_c=vram.temp_c,
             last_seen_s=round(time.monotonic() - process.last_seen, 3) if process is not None and alive else None,
+            starts=self.starts,
+            deaths=self.deaths,
         )
 
     def facts(self) -> Ready | None:

@@ -20,6 +20,7 @@ from neuron.actors.daemon import (
 )
 from neuron.actors.errors import ModelNotFound
 from neuron.actors.events import Finish, FinishReason, InferenceEvent, Start, TextDelta, Timings, Usage
+from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.request import InferenceRequest
 from neuron.actors.settings import ServerSettings, Settings
 from neuron.api.access import Access
@@ -79,6 +80,8 @@ class FakeDaemon:
         self.capability_list: tuple[str, ...] = ("text",)
         self.is_draining = False
         self.activation_state = "ready"
+        self.figures_by_model: dict[str, Figures] = {"org/name": Figures()}
+        self.records: list[RequestRecord] = []
 
     def info(self) -> ModelInfo:
         return ModelInfo(
@@ -127,6 +130,12 @@ class FakeDaemon:
                 queue=(),
             )
         ]
+
+    def figures(self) -> dict[str, Figures]:
+        return self.figures_by_model
+
+    def request_records(self) -> list[RequestRecord]:
+        return self.records
 
     def devices(self) -> list[DeviceInfo]:
         return [
