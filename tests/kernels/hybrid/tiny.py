@@ -1,5 +1,6 @@
 """Tiny random hybrid models made by transformers, saved as safetensors."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from tests.kernels.decoder.tiny import VOCAB, Floats
 
@@ -69,3 +71,27 @@ def reference(model: Any, ids: npt.NDArray[np.int32]) -> Floats:
         found = model(torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0]
     result: Floats = found.float().numpy()
     return result
+
+
+def tiny_conditional(folder: Path) -> Any:
+    """A Qwen3_5ForConditionalGeneration on disk, with a vision tower and an mtp tensor; returns its text model."""
+    text = tiny_hybrid(folder)
+    tensors = {}
+    for name, value in text.state_dict().items():
+        inner = name.removeprefix("model.")
+        tensors[name if inner == name else f"model.language_model.{inner}"] = value.contiguous().clone()
+    tensors["mtp.fc.weight"] = torch.zeros(2, 2)
+    tensors["model.visual.patch_embed.proj.weight"] = torch.zeros(4, 4)
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    save_file(tensors, folder / "model.safetensors")
+    inner_config = json.loads((folder / "config.json").read_text())
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": inner_config,
+        "vision_config": {"depth": 1, "hidden_size": 32},
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(outer))
+    return text
