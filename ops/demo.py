@@ -37,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--port", type=int, help=f"default: {SERVE_PORT} with --serve, else a free one")
     options = parser.parse_args(arguments)
+    # Leaves through the `with` below, so that no daemon is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model = MODELS.get(options.model, options.model)
     port = options.port if options.port is not None else (SERVE_PORT if options.serve else 0)
     try:
