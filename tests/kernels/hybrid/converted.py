@@ -42,7 +42,7 @@ def _converted(name: str, array: Floats, settings: Any, without: Convention | No
     if name.endswith("norm.weight") and name != "ssm_norm.weight":
         return array if without is Convention.NORMS else array + 1
     if name == "ssm_a" and without is not Convention.DECAY:
-        array = -np.exp(array)
+        array = np.negative(np.exp(array))
     if name == "ssm_conv1d.weight":
         array = array[:, 0]
     if without is not Convention.TILED:

@@ -78,7 +78,8 @@ def _grouped(rest: str, values: Floats, settings: Any) -> Floats:
     rows = (order[:, None] * width + np.arange(width)).reshape(-1)
     first = 2 * keys * settings.linear_key_head_dim
     if rest == "ssm_a":
-        return np.log(-values)[order]
+        logarithm: Floats = np.log(-values)
+        return logarithm[order]
     if rest in ("ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
         return values[order]
     if rest == "attn_gate.weight":

@@ -10,6 +10,8 @@ from neuron.kernels.decoder.model import DecoderModel
 from tests.kernels.decoder.tiny import load, run, some_ids, tiny
 from tests.kernels.hybrid.tiny import tiny_hybrid
 
+pytestmark = pytest.mark.timeout(600)  # the first one may have to compile
+
 IDS, OTHER = some_ids(120), some_ids(40, 9)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,12 @@ from tests.kernels.hybrid.tiny import reference, tiny_hybrid
 
 FIXTURE = Path(__file__).parents[4] / "shared" / "fixtures" / "hybrid-gguf"
 QUANTISED = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")
-HEADS = {"three value heads a key head": {}, "two of four": {"linear_num_key_heads": 4, "linear_num_value_heads": 8}}
+pytestmark = pytest.mark.timeout(600)  # the first one may have to compile
+
+HEADS: dict[str, dict[str, Any]] = {
+    "three value heads a key head": {},
+    "two of four": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
+}
 
 needs_fixture = pytest.mark.skipif(
     not FIXTURE.exists(), reason="the converter's files (26 MB) are not beside the clone"

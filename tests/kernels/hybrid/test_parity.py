@@ -9,6 +9,8 @@ import pytest
 from tests.kernels.decoder.tiny import load, run, some_ids
 from tests.kernels.hybrid.tiny import reference, tiny_conditional, tiny_hybrid
 
+pytestmark = pytest.mark.timeout(600)  # the first one may have to compile
+
 LENGTHS = (1, 2, 3, 4, 5, 63, 64, 65, 127, 130)
 LINEAR, FULL = "linear_attention", "full_attention"
 MODELS: dict[str, dict[str, Any]] = {

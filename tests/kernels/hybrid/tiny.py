@@ -90,6 +90,7 @@ def tiny_conditional(folder: Path) -> Any:
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
         "text_config": inner_config,
+        "language_model_only": True,
         "vision_config": {"depth": 1, "hidden_size": 32},
         "tie_word_embeddings": False,
     }
