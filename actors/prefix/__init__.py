@@ -1,0 +1,1 @@
+"""Prompt reuse: where prompts are cut, what is kept of them, and how a prefill goes back to it."""
