@@ -1,5 +1,6 @@
 """Loader: from a model id to a Resident. Sources, preflight and text first; the device only once they agree."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -26,8 +27,10 @@ from neuron.actors.device.jobs import (
     Progress,
 )
 from neuron.actors.errors import ModelNotFound, NanLogits, PreflightError
+from neuron.actors.images.sight import check_sight, find_sight, with_capability
 from neuron.actors.load_job import LoadJob
 from neuron.actors.ports import DevicePort
+from neuron.actors.prefix.budget import prefix_cache
 from neuron.actors.resident import MIB, Resident
 from neuron.actors.scripted import ScriptError, read_script
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
@@ -76,6 +79,8 @@ class Loader:
         report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, device)
         job.report("tokenizer", 0.0)
         text = await anyio.to_thread.run_sync(self._text, artifact)
+        sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
+        text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
         job.report("device", 0.0)
         await device.ensure_started()
         handle = ArchHandle(next(self._handles))
@@ -85,6 +90,8 @@ class Loader:
             try:
                 if artifact.format is not Format.SCRIPTED:
                     await _self_check(device, handle, slots, loaded, text)
+                    if sight is not None:
+                        await check_sight(device, handle, sight)
             except BaseException:
                 slots.close()
                 raise
@@ -103,6 +110,8 @@ class Loader:
             limits=derive_limits(loaded.context_length, self._settings.limits),
             architecture=report.architecture or str(artifact.format),
             loaded_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids),
+            sight=sight,
         )
         _log_construction(resident)
         return resident
@@ -256,6 +265,7 @@ def _log_construction(resident: Resident) -> None:
         kv_bytes_per_token=loaded.kv_bytes_per_token,
         state_bytes=loaded.state_bytes,
         workspace_mb=loaded.workspace_bytes // MIB,
+        prefix_cache_mb=resident.prefix.budget // MIB if resident.prefix is not None else 0,
         vram_free_mb=info.vram_free_mb,
         vram_total_mb=info.vram_total_mb,
     )

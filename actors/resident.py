@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from neuron.actors.admission import ContextLimits
 from neuron.actors.device.jobs import ArchHandle, Loaded
+from neuron.actors.images.sight import Sight
 from neuron.actors.ports import DevicePort
+from neuron.actors.prefix.cache import PrefixCache
 from neuron.actors.sources.artifact import ModelArtifact
 from neuron.actors.text.build import TextModel
 from neuron.runtime.shm import SlotSegment
@@ -27,6 +29,10 @@ class Resident:
     limits: ContextLimits
     architecture: str
     loaded_at: str
+    #: What is kept of earlier prompts; None when that is switched off.
+    prefix: PrefixCache | None = None
+    #: How it takes images; None when it takes none.
+    sight: Sight | None = None
     _stamp: int = field(default=0)
 
     def next_stamp(self) -> int:

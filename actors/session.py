@@ -11,10 +11,13 @@ from enum import StrEnum
 import anyio
 import numpy as np
 
+from neuron.actors.account import Account
 from neuron.actors.device.jobs import Logits
 from neuron.actors.errors import NanLogits
 from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
-from neuron.actors.figures import Figures
+from neuron.actors.figures import Figures, RequestRecord
+from neuron.actors.images.prompt import PromptImages
+from neuron.actors.prefix.prefill import Prefill
 from neuron.actors.request import InferenceRequest
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.sampler import Sampled, Sampler
@@ -49,15 +52,8 @@ class Work:
     parser: OutputParser
     detokenizer: Detokenizer
     sampler: Sampler
+    images: PromptImages | None = None
     submitted_at: float = field(default_factory=time.monotonic)
-
-
-@dataclass(slots=True)
-class Clock:
-    """Monotonic moments; 0.0 is "not yet"."""
-
-    running: float = 0.0
-    first_logits: float = 0.0
 
 
 class Session:
@@ -83,9 +79,10 @@ class Session:
         self._figures = figures
         self._limits = limits
         self._on_failure = on_failure
-        self._clock = Clock()
+        self.account = Account(work.request.req_id, resident.model_id, work.submitted_at)
         self._generated = 0
         self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.device_id)
+        self._prefill = Prefill(resident, self._steps, self._log)
 
     # -- the whole life ------------------------------------------------------------------------
 
@@ -121,12 +118,15 @@ class Session:
             vram_total_mb=device.vram_total_mb,
         )
         await self._wait_for_turn()
-        self._clock.running = time.monotonic()
+        self.account.started(self._figures)
         self.phase = Phase.PREFILL
-        reply = await self._steps.prefill(
-            self.work.prompt, self._limits.prefill_chunk_tokens, before_each=self._before_chunk
+        reply = await self._prefill.run(
+            self.work.prompt,
+            self._limits.prefill_chunk_tokens,
+            before_each=self._before_chunk,
+            images=self.work.images,
         )
-        self._clock.first_logits = time.monotonic()
+        self.account.first_logits = time.monotonic()
         self._note_prefill()
         self.phase = Phase.DECODE
         reason = await self._decode(reply)
@@ -167,6 +167,7 @@ class Session:
         while True:
             sampled = self._sample(reply)
             self._generated += 1
+            self.account.token(self._figures)
             finish: FinishReason | None = None
             if sampled.token_id in eos:
                 finish = FinishReason.STOP
@@ -235,39 +236,29 @@ class Session:
         self.stream.check()
         self.stream.put_now(Finish(reason, usage, timings, parser.stop_sequence))
         self._figures.decode(self._generated - 1, timings.decode_ms / 1e3)
-        self._count()
-        self._log.info(
-            "done",
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            cached_tokens=usage.cached_tokens,
-            finish_reason=str(reason),
-            total_ms=self._total_ms(),
-            queue_ms=round(timings.queue_ms, 1),
-            prefill_ms=round(timings.prefill_ms, 1),
-            decode_ms=round(timings.decode_ms, 1),
-            poisoned=False,
-        )
+        self._count(str(reason))
+        line = self.account.line(usage, timings)
+        self._log.info("done", finish_reason=str(reason), poisoned=False, **line)
 
     def _fail(self, error: NeuronError) -> None:
         poisoned = self._on_failure(self, error)
         if self.stream.ended:
             return
         self._figures.failed += 1
-        self._count()
-        self.stream.put_now(Failed(error, self._usage()))
+        self._count(error.code)
+        usage = self._usage()
+        self.stream.put_now(Failed(error, usage))
         self.stream.ended = True
+        line = self.account.line(usage, self._timings())
         write = self._log.warning if error.status >= 500 else self._log.info
         write(
             "failed",
             error_code=error.code,
             phase=str(self.phase),
-            total_ms=self._total_ms(),
-            elapsed_ms=self._total_ms(),
-            completion_tokens=self._generated,
+            elapsed_ms=line["total_ms"],
             poisoned=poisoned,
             cause=cause_chain(error),
+            **line,
         )
 
     async def _drain(self) -> None:
@@ -278,45 +269,49 @@ class Session:
             self._on_failure(self, error)
         except Exception as error:
             self._log.error("the last job of a request failed", cause=cause_chain(error))
+        if self._steps.broken and self.resident.prefix is not None:
+            self.resident.prefix.lost()
 
     # -- figures -------------------------------------------------------------------------------
 
     def _note_prefill(self) -> None:
-        seconds = self._clock.first_logits - self._clock.running
-        tokens = len(self.work.prompt)
+        seconds = self.account.first_logits - self.account.running
+        reused = self._prefill.reused
+        tokens = len(self.work.prompt) - reused
         self._figures.prefill(tokens, seconds)
         self._log.info(
             "prefill complete",
-            prompt_tokens=tokens,
-            cached_tokens=0,
+            prompt_tokens=len(self.work.prompt),
+            cached_tokens=reused,
             prefill_ms=round(seconds * 1e3, 1),
             tok_s=round(tokens / seconds, 1) if seconds > 0 else 0.0,
         )
 
-    def _count(self) -> None:
-        self._figures.requests += 1
-        self._figures.prompt_tokens += len(self.work.prompt)
-        self._figures.completion_tokens += self._generated
+    def _count(self, outcome: str) -> None:
+        usage, figures = self._usage(), self._figures
+        figures.requests += 1
+        figures.prompt_tokens += usage.prompt_tokens
+        figures.cached_tokens += usage.cached_tokens
+        figures.completion_tokens += usage.completion_tokens
+        figures.reasoning_tokens += usage.reasoning_tokens
+        figures.ended(self.record(outcome))
+
+    def record(self, outcome: str | None = None) -> RequestRecord:
+        """What the status page shows of it; without an outcome while it waits or runs."""
+        return self.account.record(self._usage(), self._timings(), phase=str(self.phase), outcome=outcome)
 
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.work.prompt),
             completion_tokens=self._generated,
             reasoning_tokens=min(self.work.parser.reasoning_tokens, self._generated),
+            cached_tokens=self._prefill.reused,
         )
 
     def _timings(self) -> Timings:
-        now = time.monotonic()
-        return Timings(
-            queue_ms=(self._clock.running - self.work.submitted_at) * 1e3,
-            prefill_ms=(self._clock.first_logits - self._clock.running) * 1e3,
-            decode_ms=(now - self._clock.first_logits) * 1e3,
-            prefill_tokens=len(self.work.prompt),
-            decode_tokens=self._generated,
+        return self.account.timings(
+            prompt=len(self.work.prompt), generated=self._generated, cached=self._prefill.reused
         )
-
-    def _total_ms(self) -> float:
-        return round((time.monotonic() - self.work.submitted_at) * 1e3, 1)
 
 
 def cause_chain(error: BaseException) -> list[str]:

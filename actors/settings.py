@@ -72,6 +72,18 @@ class LimitSettings(Section, frozen=True):
     write_idle_seconds: float = 30.0
 
 
+class PrefixCacheSettings(Section, frozen=True):
+    """What is kept of earlier prompts, for each resident model, in the host's memory."""
+
+    enabled: bool = True
+    #: MiB at most; what was used longest ago goes first.
+    budget_mb: int = 2048
+    #: A long prompt's recurrent state is kept every so many tokens (hybrid models).
+    every_tokens: int = 2048
+    #: A prompt is cut after a turn once so many tokens are past since the last cut.
+    spacing_tokens: int = 64
+
+
 class SourceSettings(Section, frozen=True):
     kind: SourceKind
     endpoint: str | None = None
@@ -99,6 +111,7 @@ class Settings(Section, frozen=True):
     recovery: RecoverySettings = RecoverySettings()
     logging: LoggingSettings = LoggingSettings()
     limits: LimitSettings = LimitSettings()
+    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
     default_source: str = "huggingface"
     sources: dict[str, SourceSettings] = {}
     models: tuple[ModelSettings, ...] = ()

@@ -112,6 +112,48 @@ class ClearKv(Message, frozen=True):
     keep: int = 0
 
 
+class SaveRows(Message, frozen=True):
+    """Keep a copy of the KV rows of positions begin..end-1 of `sequence` as block `block`; Done carries its bytes.
+
+    Block numbers are above 0, chosen by the daemon and never reused for a model.
+    """
+
+    handle: ArchHandle
+    sequence: Sequence
+    block: int
+    begin: int
+    end: int
+
+
+class SaveState(Message, frozen=True):
+    """Keep a copy of the recurrent state of `sequence` at its present length as `block`; Done carries its bytes."""
+
+    handle: ArchHandle
+    sequence: Sequence
+    block: int
+
+
+class RestorePrefix(Message, frozen=True):
+    """Make `sequence` hold its own first `keep` tokens, then those of the blocks `rows`; Done carries the length.
+
+    `state` is the block of the recurrent state at that length, 0 for a model without one. On a Fault the
+    sequence holds nothing.
+    """
+
+    handle: ArchHandle
+    sequence: Sequence
+    keep: int
+    rows: tuple[int, ...]
+    state: int
+
+
+class DropBlocks(Message, frozen=True):
+    """Forget blocks, unknown ones passed over; Done carries the bytes given back."""
+
+    handle: ArchHandle
+    blocks: tuple[int, ...]
+
+
 class ForwardLogits(Message, frozen=True):
     """Run `tokens` (little-endian int32) at `position` of `sequence`.
 
@@ -128,22 +170,29 @@ class ForwardLogits(Message, frozen=True):
 
 
 class EncodeImage(Message, frozen=True):
-    """Run the vision tower on pixels in shared memory; the embeddings stay on the device as `image`.
+    """Run the vision tower on pixels in shared memory; the embeddings stay on the device as `image` of `sequence`
+    until that has passed over them, or is cut back or put together anew. Done carries how many places they fill.
 
-    `pixels`: segment name; `grid`: (t, h, w) in patches.
+    `pixels`: name of a byte segment that holds uint8 [h * w, 3 * patch * patch], patches in blocks of merge x merge;
+    `grid`: (1, h, w) in patches. A value v of channel c enters the tower as (v * rescale - mean[c]) / std[c].
     """
 
     handle: ArchHandle
     image: int
     pixels: str
     grid: tuple[int, int, int]
+    sequence: Sequence = Sequence(0)
+    rescale: float = 1 / 255
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
 
 class ForwardLogitsWithImages(Message, frozen=True):
     """ForwardLogits whose image-pad positions are filled from encoded images.
 
-    `spans`: (image, offset of its first pad token within the whole sequence, length).
-    `positions`: int32 [3, len(tokens)] M-RoPE positions, row-major bytes; `rope_delta` is kept for decode.
+    `spans`: (image, offset of its first pad token within the whole sequence, length), those that these tokens touch.
+    `positions`: little-endian int32 [3, len(tokens)] M-RoPE positions, row-major bytes. `rope_delta`: the M-RoPE
+    position of the next token minus the sequence's length after these; kept for decode.
     """
 
     handle: ArchHandle
@@ -185,6 +234,10 @@ Job = (
     | LoadScripted
     | Drop
     | ClearKv
+    | SaveRows
+    | SaveState
+    | RestorePrefix
+    | DropBlocks
     | ForwardLogits
     | EncodeImage
     | ForwardLogitsWithImages

@@ -25,7 +25,11 @@ NAMES = frozenset(
         "worker.attach",
         "worker.prefill.chunk",
         "worker.decode.step",
+        "worker.vision.encode",
         "worker.clear_kv",
+        "worker.prefix.save",
+        "worker.prefix.restore",
+        "worker.prefix.drop",
         "worker.drop",
         "worker.reply",
     }

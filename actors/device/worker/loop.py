@@ -14,8 +14,10 @@ from neuron.actors.device.phases import FORWARDS, phase_of
 from neuron.actors.device.worker.classify import NanLogitsError, RequestFault
 from neuron.actors.device.worker.failpoints import Action, Hit, failpoints, inert
 from neuron.actors.device.worker.heartbeat import Heartbeat
+from neuron.actors.device.worker.images import encode_image, forward
 from neuron.actors.device.worker.loads import LoadJob, build_model, loaded
 from neuron.actors.device.worker.platform import Platform, bind
+from neuron.actors.device.worker.prefixes import POINTS, PrefixJob, do_prefix_job
 from neuron.actors.device.worker.slab import Resident, Slab
 from neuron.actors.device.worker.verdicts import conclude, examine
 from neuron.runtime.errors import ProtocolError
@@ -137,12 +139,12 @@ class WorkerLoop:
         except Exception as error:
             failure = examine(error)
             _log.error("job failed", kind=type(job).__name__, reason=failure.classified.rule, exc_info=True)
-        if isinstance(job, FORWARDS):
+        if isinstance(job, (*FORWARDS, jobs.RestorePrefix)):
             self._forget(job)
         fault = conclude(job.job, failure, phase_of(job), self._probe_now)
         return fault
 
-    def _forget(self, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages) -> None:
+    def _forget(self, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages | jobs.RestorePrefix) -> None:
         """After a failed step a sequence may hold half of it: it holds nothing from here on."""
         try:
             self._slab.get(job.handle).model.clear(job.sequence, 0)
@@ -203,7 +205,15 @@ class WorkerLoop:
         self._hit("worker.clear_kv")
         return Done(job.job, self._slab.get(job.handle).model.clear(job.sequence, job.keep))
 
-    def _forward(self, job: jobs.ForwardLogits) -> Reply:
+    def _prefix(self, job: PrefixJob) -> Reply:
+        self._hit(POINTS[type(job)])
+        return Done(job.job, do_prefix_job(self._slab.get(job.handle).model, job))
+
+    def _encode_image(self, job: jobs.EncodeImage) -> Reply:
+        self._hit("worker.vision.encode")
+        return Done(job.job, encode_image(self._slab.get(job.handle).model, job))
+
+    def _forward(self, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages) -> Reply:
         resident = self._slab.get(job.handle)
         tokens = np.frombuffer(job.tokens, dtype="<i4").astype(np.int32, copy=False)
         if len(tokens) == 0:
@@ -211,10 +221,10 @@ class WorkerLoop:
         action = self._hit("worker.decode.step" if phase_of(job) == "decode" else "worker.prefill.chunk")
         started = time.perf_counter_ns()
         if job.slot is None:
-            resident.model.forward(job.sequence, tokens, job.position, None)
+            forward(resident.model, job, tokens, None)
             return Done(job.job)
         row = _row(resident, job.slot)
-        resident.model.forward(job.sequence, tokens, job.position, row)
+        forward(resident.model, job, tokens, row)
         if action is Action.NAN:
             row.fill(np.nan)
         # The maximum is NaN when any value is, and infinite when no value can be chosen.
@@ -249,7 +259,7 @@ class WorkerLoop:
                 self._link.send(reply)
 
 
-#: Jobs that are not here (tensor-parallel groups, vision) are answered with a Fault named "unsupported".
+#: Jobs that are not here (tensor-parallel groups) are answered with a Fault named "unsupported".
 _HANDLERS: dict[type, Callable[[WorkerLoop, Any], Reply]] = {
     jobs.QueryVram: WorkerLoop._query_vram,
     jobs.Probe: WorkerLoop._probe,
@@ -259,7 +269,10 @@ _HANDLERS: dict[type, Callable[[WorkerLoop, Any], Reply]] = {
     jobs.LoadScripted: WorkerLoop._load,
     jobs.Drop: WorkerLoop._drop,
     jobs.ClearKv: WorkerLoop._clear_kv,
+    **dict.fromkeys(POINTS, WorkerLoop._prefix),
+    jobs.EncodeImage: WorkerLoop._encode_image,
     jobs.ForwardLogits: WorkerLoop._forward,
+    jobs.ForwardLogitsWithImages: WorkerLoop._forward,
     jobs.Shutdown: WorkerLoop._shutdown,
 }
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,15 @@ import numpy.typing as npt
 from neuron.actors.device.worker import raising
 from neuron.actors.device.worker.classify import NanLogitsError
 from neuron.actors.scripted import FaultKind, FaultPhase, Script, ScriptVocabulary, Turn, parse_script, read_content
-from neuron.kernels.engine import ModelMemory, ReportProgress
+from neuron.kernels.engine import ModelMemory, PixelScale, ReportProgress, Span
 
 WINNER = np.float32(1e6)
 """The scripted token's logit, all others are 0: no penalty or bias in its legal range, no temperature and no seed can
 make another token win (10,000 repeats at a frequency penalty of 2 take 20,000; a repetition penalty of 2 halves it)."""
 EXIT_STATUS = 3
 _LOAD_STEPS = 4
+_TOKEN_BYTES = 4
+_PATCHES_PER_PLACE = 4
 
 OnFault = Callable[[str, int], None]
 """(digest of the script, turn): told before a fault fires, since firing may end the process."""
@@ -41,7 +43,7 @@ class _Sequence:
 
 
 class ScriptedModel:
-    """A DeviceModel. The prompt is what a sequence holds when logits are first asked of it."""
+    """A SeeingModel. The prompt is what a sequence holds when logits are first asked of it."""
 
     def __init__(self, script: Script, digest: str, fired: dict[int, int], on_fault: OnFault) -> None:
         self._script = script
@@ -51,6 +53,9 @@ class ScriptedModel:
         self._fired = fired
         self._on_fault = on_fault
         self._sequences: dict[int, _Sequence] = {}
+        #: Places of images that no prompt has passed over.
+        self._images: dict[int, int] = {}
+        self._kept: dict[int, tuple[int, list[int]]] = {}
         self.vocab_size: int = self._vocabulary.row_size
         self.context_length: int = script.context_length
         self.memory = ModelMemory(weights=0, kv_per_token=0, state=0, workspace=0)
@@ -71,7 +76,40 @@ class ScriptedModel:
         if logits is not None:
             self._answer(state, logits)
 
+    def encode_image(
+        self,
+        sequence: int,
+        image: int,
+        patches: npt.NDArray[np.uint8],
+        grid: tuple[int, int, int],
+        scale: PixelScale,
+    ) -> int:
+        """Looks at nothing: an image fills a place for each four patches."""
+        if len(patches) != grid[0] * grid[1] * grid[2] or len(patches) % _PATCHES_PER_PLACE:
+            raise ValueError(f"{len(patches)} patches for a grid of {list(grid)}")
+        self._images[image] = len(patches) // _PATCHES_PER_PLACE
+        return self._images[image]
+
+    def forward_with_images(
+        self,
+        sequence: int,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        logits: npt.NDArray[np.float32] | None,
+        spans: tuple[Span, ...],
+        positions: npt.NDArray[np.int32],
+        rope_delta: int,
+    ) -> None:
+        for image, _, length in spans:
+            if self._images.get(image) != length:
+                raise ValueError(f"image {image} of {length} places is not encoded")
+        self.forward(sequence, tokens, position, logits)
+        for image, offset, length in spans:
+            if offset + length <= position + len(tokens):
+                del self._images[image]
+
     def clear(self, sequence: int, keep: int = 0) -> int:
+        self._images.clear()
         state = self._sequences.get(sequence)
         if state is None:
             return 0
@@ -79,8 +117,37 @@ class ScriptedModel:
         self._sequences[sequence] = _Sequence(tokens=kept, kept=len(kept))
         return len(kept)
 
+    def save_rows(self, sequence: int, block: int, begin: int, end: int) -> int:
+        state = self._sequences.get(sequence)
+        if state is None or not 0 <= begin < end <= len(state.tokens) or block <= 0 or block in self._kept:
+            raise ValueError(f"tokens {begin} to {end} cannot be kept as block {block}")
+        self._kept[block] = (begin, state.tokens[begin:end])
+        return _TOKEN_BYTES * (end - begin)
+
+    def save_state(self, sequence: int, block: int) -> int:
+        raise ValueError("a script has no recurrent state")
+
+    def restore_prefix(self, sequence: int, keep: int, rows: Sequence[int], state: int) -> int:
+        self._images.clear()
+        held = self._sequences.get(sequence, _Sequence()).tokens
+        tokens = held[:keep]
+        for block in rows:
+            begin, kept = self._kept.get(block, (len(tokens) + 1, []))
+            if begin > len(tokens):
+                raise ValueError(f"block {block} does not continue {len(tokens)} tokens")
+            tokens = tokens + kept[len(tokens) - begin :]
+        if state or not 0 <= keep <= len(held) or not tokens:
+            raise ValueError(f"{keep} of {len(held)} tokens cannot be kept")
+        self._sequences[sequence] = _Sequence(tokens=tokens, kept=len(tokens))
+        return len(tokens)
+
+    def drop_blocks(self, blocks: Sequence[int]) -> int:
+        dropped = [self._kept.pop(block)[1] for block in blocks if block in self._kept]
+        return sum(_TOKEN_BYTES * len(tokens) for tokens in dropped)
+
     def close(self) -> None:
         self._sequences.clear()
+        self._kept.clear()
 
     # -- steps -----------------------------------------------------------------------------------
 
