@@ -12,6 +12,8 @@ import msgspec
 MAX_FILE_BYTES = 32 << 20
 MAX_VOCABULARY = 1 << 20
 BYTE_TOKENS = 256
+IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+"""Special tokens that a script with the capability "vision" has beside those it names."""
 
 
 class ScriptError(ValueError):
@@ -154,8 +156,9 @@ def _turn_problems(turn: Turn) -> Iterator[str]:
 class ScriptVocabulary:
     """Ids of a script: 0..255 the bytes, then special tokens, added tokens, and one id for each distinct piece.
 
-    Order is that of the file. A piece of a single byte is that byte's id; a string equal to a special or added
-    token is that token; `{"bytes"}` is always an ordinary token, also where it spells a marker.
+    Order is that of the file; IMAGE_TOKENS follow the special tokens where a script sees. A piece of a single byte is
+    that byte's id; a string equal to a special or added token is that token; `{"bytes"}` is always an ordinary token,
+    also where it spells a marker.
     """
 
     def __init__(self, script: Script) -> None:
@@ -166,6 +169,8 @@ class ScriptVocabulary:
         specials = script.special_tokens
         if script.eos_token not in (*specials, *script.added_tokens):
             specials = (*specials, script.eos_token)
+        if "vision" in script.capabilities:
+            specials += tuple(text for text in IMAGE_TOKENS if text not in (*specials, *script.added_tokens))
         for text in (*specials, *script.added_tokens):
             self.named[text] = self._append(text.encode())
         #: Ids flagged special: they give no text.

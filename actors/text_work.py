@@ -1,9 +1,13 @@
 """PooledTextWork: rendering, tokenising and grammar compilation kept off the event loop. Owned by the registry."""
 
+from collections.abc import Sequence
+
 import anyio
 import anyio.to_thread
 
-from neuron.actors.request import InferenceRequest
+from neuron.actors.images.decoder import ImageDecoder, PromptImage
+from neuron.actors.images.processor import ImageProcessor
+from neuron.actors.request import ImagePart, InferenceRequest
 from neuron.actors.sampling.sampler import Constraint
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.constraint import build_constraint
@@ -20,6 +24,7 @@ THREADS = 2
 class PooledTextWork:
     def __init__(self) -> None:
         self._renderer = Renderer()
+        self._decoder = ImageDecoder()
         self._threads = anyio.CapacityLimiter(THREADS)
 
     async def start(self) -> None:
@@ -32,6 +37,9 @@ class PooledTextWork:
         if len(prompt.text) < SHORT_TEXT:
             return text.tokenizer.encode(prompt.segments)
         return await anyio.to_thread.run_sync(text.tokenizer.encode, prompt.segments, limiter=self._threads)
+
+    async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
+        return await self._decoder.decode(parts, processor)
 
     async def constrain(
         self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int
@@ -46,3 +54,4 @@ class PooledTextWork:
 
     def close(self) -> None:
         self._renderer.close()
+        self._decoder.close()

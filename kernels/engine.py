@@ -112,7 +112,7 @@ class SeeingModel(DeviceModel, Protocol):
         scale: PixelScale,
     ) -> int:
         """Run the vision tower on one still image; its rows stay here as `image` until `sequence` has passed over
-        them or is emptied. Returns how many places they fill.
+        them, or is cut back or put together anew. Returns how many places they fill.
 
         `patches` uint8 [h * w, 3 * patch * patch] of `grid` (1, h, w), in blocks of merge x merge. Raises ValueError
         when they do not fit each other or the tower.

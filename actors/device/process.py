@@ -21,6 +21,8 @@ from neuron.runtime.logs import get_logger
 
 START_SECONDS = 120.0
 """From the start of the process to Ready: importing the device library and making its context."""
+ENCODE_STEPS = 4
+"""Deadline of one image, in those of a step."""
 DROP_SECONDS = 30.0
 BEAT_SECONDS = 1.0
 STOPPED_BEATS = 2.0
@@ -109,6 +111,9 @@ class DeviceProcess:
             return START_SECONDS
         if isinstance(job, FORWARDS) and job.handle not in self._warm:
             return max(self._limits.load_stall_seconds, self._limits.step_seconds)
+        if isinstance(job, jobs.EncodeImage):
+            # A megapixel through a large tower on a CPU takes its time.
+            return ENCODE_STEPS * self._limits.step_seconds
         if isinstance(job, (jobs.Drop, jobs.GroupInit, jobs.Probe)):
             return max(DROP_SECONDS, self._limits.step_seconds)
         return self._limits.step_seconds

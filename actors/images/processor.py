@@ -35,6 +35,20 @@ class ImageProcessor(msgspec.Struct, frozen=True):
         return self.patch * self.merge
 
 
+def family_processor() -> ImageProcessor:
+    """The published processor of this family, for models whose files say nothing (scripts)."""
+    return ImageProcessor(
+        patch=16,
+        merge=2,
+        temporal=2,
+        min_pixels=_MIN_PIXELS,
+        max_pixels=DEFAULT_MAX_PIXELS,
+        rescale=_RESCALE,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+    )
+
+
 def read_processor(
     directory: Path, vision: VisionConfig, model_id: str, *, cap: int = DEFAULT_MAX_PIXELS
 ) -> ImageProcessor:

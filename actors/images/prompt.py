@@ -28,22 +28,35 @@ class PromptImages(msgspec.Struct, frozen=True):
     positions: Positions
     processor: ImageProcessor
 
+    def identity(self, prompt: Sequence[int]) -> npt.NDArray[np.int32]:
+        """The prompt as it is recognised again: places of an image carry its digest, below every token's id."""
+        ids = np.asarray(prompt, dtype="<i4")
+        for place in self.places:
+            marks = np.frombuffer(place.image.digest, "<i4") | np.int32(-(1 << 31))
+            ids[place.offset : place.offset + place.image.tokens] = np.resize(marks, place.image.tokens)
+        return ids
+
     def rope_delta(self, length: int) -> int:
         """How far the rotary position after the first `length` tokens is from `length`."""
         return int(self.positions[:, :length].max()) + 1 - length
 
 
+def check_places(ids: Sequence[int], pad: int, images: int) -> None:
+    """Raises TemplateError when the template wrote another number of placeholders than there are images.
+
+    A placeholder id comes from the template alone: text of users and tools never becomes one.
+    """
+    places = sum(token == pad for token in ids)
+    if places != images:
+        raise TemplateError(f"The model's chat template has {places} places for {images} images.")
+
+
 def expand(
     ids: Sequence[int], pad: int, images: Sequence[PromptImage], processor: ImageProcessor
 ) -> tuple[list[int], PromptImages]:
-    """The prompt with each placeholder widened to its image's places.
-
-    A placeholder id can only come from the template: text of users and tools never becomes one. Raises TemplateError
-    when the template wrote another number of them than there are images: then none could be told apart.
-    """
+    """The prompt with each placeholder widened to its image's places. Raises TemplateError like `check_places`."""
+    check_places(ids, pad, len(images))
     found = [index for index, token in enumerate(ids) if token == pad]
-    if len(found) != len(images):
-        raise TemplateError(f"The model's chat template has {len(found)} places for {len(images)} images.")
     prompt: list[int] = []
     places = []
     done = 0

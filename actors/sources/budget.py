@@ -2,12 +2,15 @@
 
 import msgspec
 
+from neuron.actors.limits import IMAGES
 from neuron.kernels.formats.model_config import ModelConfig
 
 #: Keys and values are kept in 16 bits, and in 32 when a load asks for float32 throughout.
 KV_ELEMENT_BYTES = 2
 EXACT_KV_ELEMENT_BYTES = 4
 PREFILL_CHUNK_TOKENS = 512
+IMAGE_PIXELS = 1 << 20
+"""No image is larger once it is resized."""
 _FLOAT_BYTES = 4
 
 
@@ -38,7 +41,18 @@ def workspace_bytes(config: ModelConfig, chunk_tokens: int = PREFILL_CHUNK_TOKEN
     row = 3 * config.hidden_size + (max(attention, linear) + 2 * config.intermediate_size) // ranks
     widest = max(config.intermediate_size, 2 * config.num_heads * config.head_dim, linear)
     expanded = config.hidden_size * widest // ranks * 2
-    return (chunk_tokens * row + config.vocab_size) * _FLOAT_BYTES + expanded
+    return (chunk_tokens * row + config.vocab_size) * _FLOAT_BYTES + expanded + _tower_bytes(config)
+
+
+def _tower_bytes(config: ModelConfig) -> int:
+    """float32 activations of the largest image in the vision tower, and the embeddings of one request's images."""
+    vision = config.vision
+    if vision is None:
+        return 0
+    patches = IMAGE_PIXELS // vision.patch_size**2
+    row = 3 * vision.patch_size**2 + 8 * vision.hidden_size + vision.intermediate_size
+    embeddings = IMAGES.value * patches // vision.spatial_merge_size**2 * vision.out_hidden_size
+    return (patches * row + embeddings) * _FLOAT_BYTES
 
 
 def make_budget(

@@ -16,6 +16,7 @@ from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.safetensors import FP8, merge_headers
 from neuron.kernels.formats.safetensors_header import SafetensorsTensor
 from neuron.kernels.formats.shard_index import ShardIndex, check_index
+from neuron.kernels.formats.vision_tensors import check_vision
 
 #: Conversions of safetensors while they are loaded, by the name that jobs carry; what the loader offers.
 IN_SITU: Mapping[str, GgmlType] = {name: GgmlType[name.upper()] for name in ("bf16", "f16", "f32")}
@@ -75,14 +76,21 @@ def describe_dense(
     tensors = merge_headers(headers)
     notes = check_index(index, tensors) if index is not None else ()
     check = check_tensors(config, tensors, SAFETENSORS)
+    tower = check_vision(config, tensors)
     matrices = vectors = 0
     types: Counter[str] = Counter()
+    used = set()
     for name, tensor in tensors.items():
-        if name in check.ignored or name.endswith("_scale_inv"):
-            continue
         elements = 1
         for size in tensor.shape:
             elements *= size
+        if tower is not None and name.startswith(tower):
+            # Whole on every rank; in 16 bits, unless all is wanted in 32.
+            vectors += elements * (_FLOAT_BYTES if quant == "f32" or tensor.dtype == "F32" else 2)
+            used.add(name)
+            continue
+        if name in check.ignored or name.endswith("_scale_inv"):
+            continue
         if len(tensor.shape) == 2:
             matrices += _resident(tensor, elements, quant)
             types[tensor.dtype] += tensor.nbytes
@@ -92,11 +100,12 @@ def describe_dense(
         notes = (*notes, "auto_map is ignored: no code of a repository is ever run.")
     stored = types.most_common(1)[0][0]
     return Description(
-        config=config,
+        # A model whose tower is not in its files sees nothing.
+        config=config if tower is not None else msgspec.structs.replace(config, vision=None),
         matrix_bytes=matrices,
         vector_bytes=vectors,
         stored_quant="fp8" if stored == FP8 else stored.lower(),
-        notes=(*notes, *_notes(check.ignored)),
+        notes=(*notes, *_notes(tuple(name for name in check.ignored if name not in used))),
     )
 
 

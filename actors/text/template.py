@@ -36,7 +36,10 @@ class ChatTemplate(msgspec.Struct, frozen=True):
 
 #: For models without a template, and for NEURON_USE_CHAT_TEMPLATE=false.
 CHATML = ChatTemplate(
-    default="{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    default="{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 

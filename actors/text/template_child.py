@@ -5,17 +5,14 @@ ends when the link does.
 """
 
 import json
-import resource
-import socket
-import sys
-import time
 
 import jinja2
 import jinja2.exceptions
 import msgspec
 
 from neuron.actors.text.template_environment import RefusedByTemplate, TooLarge, chat_environment
-from neuron.actors.text.template_wire import Disconnected, Failure, RenderJob, RenderReply, receive_frame, send_frame
+from neuron.actors.text.template_wire import Failure, RenderJob, RenderReply
+from neuron.runtime.confined import confine, inherited_link, send_frame, serve
 
 ADDRESS_SPACE = 256 << 20
 CPU_SECONDS = 3
@@ -31,26 +28,6 @@ _WARM_UP = (
     "{% for %}",
     "{{ a.__class__ }}",
 )
-
-
-def confine() -> None:
-    """No new files, sockets or processes, no core, bounded memory. After this only the inherited link works."""
-    time.localtime()
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_AS, ADDRESS_SPACE),
-    ):
-        resource.setrlimit(limit, (value, value))
-
-
-def allow_cpu_seconds(seconds: int) -> None:
-    """The kernel ends this process when it computes for longer than `seconds` from now."""
-    used = time.process_time()
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + seconds + 1, hard))
 
 
 def warm_up() -> None:
@@ -105,32 +82,22 @@ class TemplateRenderer:
         return text
 
 
-def serve(link: socket.socket) -> None:
-    """Answer jobs until the link ends."""
+def main() -> None:
+    link = inherited_link()
+    warm_up()
     renderer = TemplateRenderer()
-    while True:
-        try:
-            frame = receive_frame(link)
-        except (Disconnected, OSError):
-            return
-        allow_cpu_seconds(CPU_SECONDS)
+
+    def answer(frame: bytearray) -> bytes:
         try:
             job = msgspec.msgpack.decode(frame, type=RenderJob)
-            payload = msgspec.msgpack.encode(renderer.render(job))
-        except MemoryError:
-            send_frame(link, msgspec.msgpack.encode(RenderReply(failure=Failure.TOO_LARGE)))
-            return
+            return msgspec.msgpack.encode(renderer.render(job))
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            payload = msgspec.msgpack.encode(RenderReply(failure=Failure.FAILED))
-        send_frame(link, payload)
+            return msgspec.msgpack.encode(RenderReply(failure=Failure.FAILED))
 
-
-def main() -> None:
-    link = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
-    warm_up()
     send_frame(link, msgspec.msgpack.encode(RenderReply(text="")))
-    confine()
-    serve(link)
+    confine(ADDRESS_SPACE)
+    no_memory = msgspec.msgpack.encode(RenderReply(failure=Failure.TOO_LARGE))
+    serve(link, answer, cpu_seconds=CPU_SECONDS, no_memory=no_memory)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """VisionModel: a decoder that also takes images. Their embeddings stay here until the prompt has passed over them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,11 +96,17 @@ class VisionModel(DecoderModel):
             self._images.pop(image, None)
 
     def clear(self, sequence: int, keep: int = 0) -> int:
-        """See DeviceModel.clear. Images that the sequence has not passed over go with what it held."""
-        held = super().clear(sequence, keep)
-        if held == 0:
-            self._images = {name: image for name, image in self._images.items() if image.sequence != sequence}
-        return held
+        """See DeviceModel.clear. Images that the sequence has not passed over are given up."""
+        self._forget_images(sequence)
+        return super().clear(sequence, keep)
+
+    def restore_prefix(self, sequence: int, keep: int, rows: Sequence[int], state: int) -> int:
+        """See PrefixBlocks.restore_prefix. Images that the sequence has not passed over are given up."""
+        self._forget_images(sequence)
+        return super().restore_prefix(sequence, keep, rows, state)
+
+    def _forget_images(self, sequence: int) -> None:
+        self._images = {name: image for name, image in self._images.items() if image.sequence != sequence}
 
     def close(self) -> None:
         """See DeviceModel.close."""

@@ -103,7 +103,7 @@ TALKS = {
     "one image": Conversation([5, 9], [(6, 10)], seed=1),
     "an image first": Conversation([0, 4], [(2, 2)], seed=2),
     "two turns": Conversation([7, 30, 6], [(14, 4), (4, 6)], seed=3),
-    "three images, two of them side by side": Conversation([3, 0, 70, 11], [(2, 16), (8, 8), (6, 4)], seed=4),
+    "three images": Conversation([3, 2, 70, 11], [(2, 16), (8, 8), (6, 4)], seed=4),
 }
 
 
