@@ -3,13 +3,19 @@
 Rendering, tokenising and grammar compilation are bounded and run off the event loop.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import anyio.to_thread
+import msgspec
 
 from neuron.actors.admission import wait_for_memory
 from neuron.actors.errors import InvalidValue, VisionUnsupported
-from neuron.actors.request import ImagePart, InferenceRequest
+from neuron.actors.images.decoder import PromptImage
+from neuron.actors.images.processor import ImageProcessor
+from neuron.actors.images.prompt import PromptImages, check_places, expand
+from neuron.actors.images.sight import Sight
+from neuron.actors.request import ImagePart, InferenceRequest, Message
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.params import resolve_sampling
 from neuron.actors.sampling.sampler import Constraint, Sampler, is_warm, warm_up
@@ -28,6 +34,12 @@ class TextWork(Protocol):
 
     async def encode(self, text: TextModel, prompt: RenderedPrompt) -> list[int]: ...
 
+    async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
+        """The images in order. Raises InvalidImage."""
+
+    async def expect_images(self) -> None:
+        """A model that takes images is ready: be quick with the first."""
+
     async def constrain(
         self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int
     ) -> Constraint | None:
@@ -45,12 +57,17 @@ class Gates:
 
     async def prepare(self, resident: Resident, request: InferenceRequest) -> Work:
         """Raises the first refusal there is a reason for: images, template, length, ids, grammar, memory."""
-        _check_images(resident, request)
+        images = _images(resident, request)
         text = resident.text
         rendered = await self._text_work.render(text, request)
         resident.limits.check_bytes(len(rendered.text.encode("utf-8", "surrogatepass")))
         prompt = await self._text_work.encode(text, rendered)
         _check_prompt(resident, prompt)
+        seen: PromptImages | None = None
+        if images and resident.sight is not None:
+            prompt, seen = await self._see(resident.sight, prompt, images)
+            _check_prompt(resident, prompt)
+            request = _without_urls(request)
         _check_bias(resident, request)
         max_new_tokens = resident.limits.new_tokens(request.max_tokens, len(prompt))
         constraint = await self._text_work.constrain(
@@ -72,21 +89,40 @@ class Gates:
                 constraint=constraint,
                 top_logprobs=request.top_logprobs if request.logprobs else None,
             ),
+            images=seen,
         )
 
+    async def _see(self, sight: Sight, prompt: list[int], images: list[ImagePart]) -> tuple[list[int], PromptImages]:
+        """The prompt with places for its images. A template that lost one is found before anything is decoded."""
+        check_places(prompt, sight.pad, len(images))
+        decoded = await self._text_work.decode_images(images, sight.processor)
+        return expand(prompt, sight.pad, decoded, sight.processor)
 
-def _check_images(resident: Resident, request: InferenceRequest) -> None:
-    for message in request.messages:
+
+def _images(resident: Resident, request: InferenceRequest) -> list[ImagePart]:
+    """The images of the request in order. Raises VisionUnsupported for a model that takes none."""
+    contents = [message.content for message in request.messages if not isinstance(message.content, str)]
+    images = [part for content in contents for part in content if isinstance(part, ImagePart)]
+    if images and resident.sight is None:
+        raise VisionUnsupported(
+            f"The model '{resident.model_id}' takes no images.",
+            param=images[0].where,
+            model_id=resident.model_id,
+            suggestion="send text only, or load a model with the vision capability",
+        )
+    return images
+
+
+def _without_urls(request: InferenceRequest) -> InferenceRequest:
+    """The request without the text of its images: megabytes that would wait in the queue with it."""
+
+    def bare(message: Message) -> Message:
         if isinstance(message.content, str):
-            continue
-        for part in message.content:
-            if isinstance(part, ImagePart):
-                raise VisionUnsupported(
-                    f"The model '{resident.model_id}' takes no images.",
-                    param=part.where,
-                    model_id=resident.model_id,
-                    suggestion="send text only, or load a model with the vision capability",
-                )
+            return message
+        parts = tuple(ImagePart("", part.where) if isinstance(part, ImagePart) else part for part in message.content)
+        return msgspec.structs.replace(message, content=parts)
+
+    return msgspec.structs.replace(request, messages=tuple(bare(message) for message in request.messages))
 
 
 def _check_prompt(resident: Resident, prompt: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import anyio
@@ -27,7 +27,7 @@ from neuron.actors.device.jobs import (
     Progress,
 )
 from neuron.actors.errors import ModelNotFound, NanLogits, PreflightError
-from neuron.actors.images.sight import check_sight, find_sight, with_capability
+from neuron.actors.images.sight import VISION, check_sight, find_sight, with_capability
 from neuron.actors.load_job import LoadJob
 from neuron.actors.ports import DevicePort
 from neuron.actors.prefix.budget import prefix_cache
@@ -41,6 +41,8 @@ from neuron.actors.sources.preflight import PreflightReport, preflight
 from neuron.actors.sources.resolve import open_repository, preflight_remote, resolve, resolve_now
 from neuron.actors.steps import SEQUENCE
 from neuron.actors.text.build import TextModel, load_text_model
+from neuron.kernels.formats.errors import FormatError
+from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES, parse_config
 from neuron.runtime.errors import NeuronError, ProtocolError
 from neuron.runtime.logs import get_logger
 from neuron.runtime.shm import SlotSegment
@@ -66,10 +68,11 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Loader:
-    """One for the daemon; handles are never reused."""
+    """One for the daemon; handles are never reused. `expect_images` is awaited once a seeing model is ready."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, expect_images: Callable[[], Awaitable[None]] | None = None) -> None:
         self._settings = settings
+        self._expect_images = expect_images
         self._handles = itertools.count(1)
 
     async def load(self, model_id: str, plan: LoadPlan, device: DevicePort, device_id: str, job: LoadJob) -> Resident:
@@ -113,6 +116,8 @@ class Loader:
             prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids),
             sight=sight,
         )
+        if sight is not None and self._expect_images is not None:
+            await self._expect_images()
         _log_construction(resident)
         return resident
 
@@ -137,13 +142,18 @@ class Loader:
                     parsed, self._settings, quant=None, tensor_parallel=None, chat_template_file=None, progress=_quiet
                 )
                 return read_script(artifact.weight_files[0]).capabilities
-            names = open_repository(parsed, self._settings).files() if kind is not SourceKind.HUB else {}
-        except (PreflightError, ScriptError) as error:
+            if kind is SourceKind.HUB:
+                raise ModelNotFound(model_id)
+            repository = open_repository(parsed, self._settings)
+            names = repository.files()
+            if not any(name.endswith((".gguf", ".safetensors")) for name in names):
+                raise ModelNotFound(model_id)
+            # Images are taken by towers in safetensors alone.
+            tower = "config.json" in names and any(name.endswith(".safetensors") for name in names)
+            config = parse_config(repository.read("config.json", MAX_CONFIG_BYTES)) if tower else None
+        except (PreflightError, ScriptError, FormatError) as error:
             raise ModelNotFound(model_id) from error
-        if not any(name.endswith((".gguf", ".safetensors")) for name in names):
-            raise ModelNotFound(model_id)
-        sees = "preprocessor_config.json" in names or any("mmproj" in name for name in names)
-        return ("text", "vision") if sees else ("text",)
+        return ("text", VISION) if config is not None and config.vision is not None else ("text",)
 
     async def _resolve(self, plan: LoadPlan, job: LoadJob) -> ModelArtifact:
         spec = plan.spec

@@ -54,8 +54,8 @@ class Registry:
     def __init__(self, settings: Settings, *, text_work: TextWork | None = None) -> None:
         self.settings = settings
         self._catalogue = Catalogue(settings.models)
-        self._loader = Loader(settings)
         self._text_work = text_work if text_work is not None else PooledTextWork()
+        self._loader = Loader(settings, self._text_work.expect_images)
         self._gates = Gates(settings.limits, self._text_work)
         self._draining = False
         self._facts = discovery.gather(0)

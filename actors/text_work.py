@@ -41,6 +41,9 @@ class PooledTextWork:
     async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
         return await self._decoder.decode(parts, processor)
 
+    async def expect_images(self) -> None:
+        await self._decoder.start()
+
     async def constrain(
         self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int
     ) -> Constraint | None:

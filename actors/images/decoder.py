@@ -59,8 +59,9 @@ class ImageDecoder:
         return tuple(images)
 
     async def start(self) -> None:
-        """Start the first child ahead of the first image."""
-        await self._pool.start()
+        """Start the first child ahead of the first image; nothing when one is there."""
+        if not self._pool.pids():
+            await self._pool.start()
 
     def close(self) -> None:
         self._pool.close()
