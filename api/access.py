@@ -1,7 +1,7 @@
 """Who may do what: keys, trusted peers, Host, Origin. Every request passes `Access.check` before its body is read.
 
-Default-deny: with keys configured, everything but the two bare probes needs one, and what changes state needs an
-admin key. Without keys only a loopback bind starts, and there the Host header must name this host.
+Default-deny: with keys configured, everything but the bare probes and the page's files needs one, and what changes
+state needs an admin key. Without keys only a loopback bind starts, and there the Host header must name this host.
 """
 
 import hashlib
@@ -16,9 +16,11 @@ import msgspec
 from neuron.actors.errors import Forbidden, HostNotAllowed, InvalidApiKey
 from neuron.actors.settings import ServerSettings
 from neuron.api.context import Headers
+from neuron.api.page_files import PAGE_PATHS
 from neuron.runtime.errors import ConfigError
 
-PUBLIC = frozenset({"/health/live", "/health/ready"})
+#: The two bare probes, and the files of the status page, which hold no data.
+PUBLIC = frozenset({"/health/live", "/health/ready"}) | PAGE_PATHS
 ADMIN = frozenset({"/models/load", "/models/unload"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _MAX_KEY_FILE = 1024 * 1024

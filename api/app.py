@@ -8,7 +8,8 @@ from neuron.actors.errors import BodyTooLarge, MethodNotAllowed, RequestError, R
 from neuron.api.access import Access
 from neuron.api.edge import Edge
 from neuron.api.errors import error_bytes, error_headers, log_rejection, public
-from neuron.api.routes import facts, health, inference, metrics, models, openai_models, openapi
+from neuron.api.reply import current
+from neuron.api.routes import facts, health, inference, metrics, models, openai_models, openapi, page, requests
 from neuron.api.traffic import Traffic
 from neuron.runtime.errors import InternalError, NeuronError
 
@@ -33,6 +34,8 @@ def create_app(daemon: Daemon, access: Access) -> Edge:
     inference.register(app, daemon)
     metrics.register(app, daemon, traffic)
     openapi.register(app)
+    requests.register(app, daemon)
+    page.register(app)
     _answer_errors(app)
     return Edge(app, daemon.settings, access, traffic)
 
@@ -46,6 +49,7 @@ def _answer_errors(app: Quart) -> None:
 
 def _response(error: NeuronError, cause: Exception) -> Response:
     log_rejection(error, method=request.method, path=request.path)
+    current().note_error(error)
     headers = dict(error_headers(error))
     allowed = getattr(cause, "valid_methods", None)
     if allowed:

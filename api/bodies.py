@@ -43,6 +43,21 @@ class QueueBody(Struct, frozen=True):
     waited_s: float
 
 
+class PrefixCacheBody(Struct, frozen=True):
+    """What a model keeps of earlier prompts, since it was loaded."""
+
+    hits: int
+    misses: int
+    reused_tokens: int
+    evictions: int
+    refused: int
+    failed_restores: int
+    restore_ms: float
+    bytes_used: int
+    bytes_budget: int
+    entries: int
+
+
 class ModelLoadBody(Struct, frozen=True):
     """R: id, in_flight, queue_depth and the counters after them."""
 
@@ -61,6 +76,7 @@ class ModelLoadBody(Struct, frozen=True):
     active_request_id: str | None
     active_for_s: float | None
     queue: tuple[QueueBody, ...]
+    prefix_cache: PrefixCacheBody | None = None
 
 
 class HealthBody(Struct, frozen=True):
@@ -176,6 +192,30 @@ class DiscoveryBody(Struct, frozen=True):
     devices: tuple[DiscoveredDevice, ...]
     harnesses: tuple[str, ...]
     max_prompt_tokens: int
+
+
+class RequestBody(Struct, frozen=True):
+    """`outcome`: "running", a finish reason or an error code. Times in milliseconds."""
+
+    req_id: str
+    model: str
+    phase: str
+    outcome: str
+    ended_at: str | None
+    #: The keys are not those of `usage`, which gateways look for anywhere in a body.
+    tokens_in: int
+    tokens_out: int
+    tokens_reused: int
+    queue_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    tok_s_decode: float
+
+
+class RequestsBody(Struct, frozen=True):
+    """Those that wait or run, then the latest that ended, newest first."""
+
+    requests: tuple[RequestBody, ...]
 
 
 class PublicError(Struct, frozen=True):

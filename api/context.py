@@ -8,6 +8,7 @@ from typing import Any
 
 from neuron.actors import limits
 from neuron.api.server.connection import Connection
+from neuron.runtime.errors import NeuronError
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]+")
 _TRUE = frozenset({"1", "true", "yes"})
@@ -23,8 +24,13 @@ class RequestContext:
     include_thinking: bool
     connection: Connection | None
     body: bytes = b""
+    #: The code of the error that the answer is, or that its stream ended with; for the metrics.
+    error_code: str = ""
     #: Called by the edge once the answer is over or the client gone, whatever happened; must not block.
     on_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def note_error(self, error: NeuronError) -> None:
+        self.error_code = error.code
 
     def left_because(self) -> str:
         """Why a client that is gone is gone."""

@@ -31,6 +31,7 @@ class _Reply:
 
     def __init__(self, send: Send, req_id: str, extra: list[tuple[bytes, bytes]]) -> None:
         self._send = send
+        self.code = ""
         self._headers = [(b"x-request-id", req_id.encode("latin1")), *extra]
         self.status = 0
 
@@ -41,6 +42,7 @@ class _Reply:
         await self._send(message)
 
     async def error(self, error: NeuronError, *, head: bool, close: bool, finish: bool = True) -> None:
+        self.code = error.code
         body = b"" if head else error_bytes(error)
         headers = [(name.encode(), value.encode()) for name, value in error_headers(error)]
         headers.append((b"content-length", str(len(error_bytes(error))).encode()))
@@ -81,7 +83,7 @@ class Edge:
         except Exception as error:
             await self._defect(error, reply, asking, scope)
         finally:
-            self._traffic.count(asking.method, asking.path, reply.status, time.monotonic() - started)
+            self._traffic.count(asking.method, asking.path, reply.status, time.monotonic() - started, reply.code)
 
     async def _handle(self, scope: Any, receive: Receive, reply: _Reply, asking: Asking, req_id: str) -> None:
         try:
@@ -107,6 +109,7 @@ class Edge:
         try:
             await self._app(scope, _after_body(receive), reply)
         finally:
+            reply.code = context.error_code
             for leave in context.on_end:
                 leave()
 

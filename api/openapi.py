@@ -25,6 +25,7 @@ _STRUCTS = (
     bodies.LoadBody,
     bodies.OpenAiModels,
     bodies.OpenAiModel,
+    bodies.RequestsBody,
     bodies.ErrorBody,
 )
 
@@ -48,6 +49,7 @@ def document() -> Json:
 
 
 def _paths() -> Json:
+    name = {"name": "name", "in": "path", "required": True, "schema": _text()}
     model_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     everything = {"name": "all", "in": "query", "schema": {"type": "boolean"}}
     stream = {"name": "stream", "in": "query", "schema": {"type": "boolean"}}
@@ -70,6 +72,9 @@ def _paths() -> Json:
         "/v1/chat/completions": {"post": _post("Chat", _ref("ChatRequest"), {"type": "object"}, streamed=True)},
         "/v1/responses": {"post": _post("Responses", _ref("ResponsesRequest"), {"type": "object"}, streamed=True)},
         "/metrics": {"get": _operation("Prometheus text", {"text/plain": {"schema": _text()}})},
+        "/requests": {"get": _get("Requests that run, and the latest that ended", _ref("RequestsBody"))},
+        "/": {"get": _operation("The status page", {"text/html": {"schema": _text()}})},
+        "/page/{name}": {"get": _operation("A file of the status page", {"text/css": {"schema": _text()}}, [name])},
         "/openapi.json": {"get": _get("This document", {"type": "object"})},
     }
 

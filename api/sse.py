@@ -15,6 +15,7 @@ from neuron.actors.daemon import InferenceStream, LoadOutcome, LoadProgress
 from neuron.actors.events import Failed, Finish, InferenceEvent, Queued
 from neuron.api.errors import error_bytes, public
 from neuron.api.wire.encoding import comment, frame
+from neuron.runtime.errors import NeuronError
 from neuron.runtime.logs import get_logger
 
 _log = get_logger("neuron.api")
@@ -25,6 +26,12 @@ _PATIENCE_S = 60.0
 _ENCODER = msgspec.json.Encoder()
 
 Steps = AsyncIterator[LoadProgress | LoadOutcome]
+NoteError = Callable[[NeuronError], None]
+"""Hears of the error that a stream ends with, for the metrics."""
+
+
+def _ignore(_error: NeuronError) -> None:
+    return
 
 
 class Projection(Protocol):
@@ -45,7 +52,9 @@ def event_stream(frames: AsyncIterator[bytes]) -> Response:
     return response
 
 
-async def inference_frames(stream: InferenceStream, projection: Projection) -> AsyncIterator[bytes]:
+async def inference_frames(
+    stream: InferenceStream, projection: Projection, note_error: NoteError = _ignore
+) -> AsyncIterator[bytes]:
     """The opening frame at once, then each event as it comes; ends with the first Finish or Failed."""
     yield projection.start()
     sent_at = time.monotonic()
@@ -58,8 +67,11 @@ async def inference_frames(stream: InferenceStream, projection: Projection) -> A
             else:
                 queued = (event, time.monotonic()) if isinstance(event, Queued) else None
                 frames = projection.push(event)
+                if isinstance(event, Failed):
+                    note_error(event.error)
         except Exception as error:
             _log.error("stream failed", exc_info=error)
+            note_error(public(error))
             yield frame(error_bytes(public(error)))
             return
         if frames:

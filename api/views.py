@@ -2,7 +2,18 @@
 
 from datetime import datetime
 
-from neuron.actors.daemon import Activation, Daemon, DeviceInfo, ModelInfo, ModelLoadFigures, ModelState
+import msgspec
+
+from neuron.actors.daemon import (
+    Activation,
+    Daemon,
+    DeviceInfo,
+    ModelInfo,
+    ModelLoadFigures,
+    ModelState,
+    PrefixCacheFigures,
+)
+from neuron.actors.figures import RequestRecord
 from neuron.api import bodies
 
 #: Gateways read any word they do not know as "loaded", so only words they know go out.
@@ -93,6 +104,28 @@ def load_body(figures: ModelLoadFigures) -> bodies.ModelLoadBody:
         active_request_id=figures.active_request_id,
         active_for_s=figures.active_for_s,
         queue=tuple(bodies.QueueBody(entry.req_id, entry.position, entry.waited_s) for entry in figures.queue),
+        prefix_cache=prefix_body(figures.prefix_cache),
+    )
+
+
+def prefix_body(figures: PrefixCacheFigures | None) -> bodies.PrefixCacheBody | None:
+    return None if figures is None else msgspec.convert(figures, bodies.PrefixCacheBody, from_attributes=True)
+
+
+def request_body(record: RequestRecord) -> bodies.RequestBody:
+    return bodies.RequestBody(
+        req_id=record.req_id,
+        model=record.model,
+        phase=record.phase,
+        outcome=record.outcome,
+        ended_at=record.ended_at,
+        tokens_in=record.prompt_tokens,
+        tokens_out=record.completion_tokens,
+        tokens_reused=record.cached_tokens,
+        queue_ms=record.queue_ms,
+        ttft_ms=record.ttft_ms,
+        total_ms=record.total_ms,
+        tok_s_decode=record.tok_s_decode,
     )
 
 

@@ -49,7 +49,7 @@ def register(app: Quart, daemon: Daemon) -> None:
         )
         stream = await _submit(daemon, request, context)
         if call.stream:
-            return event_stream(inference_frames(stream, ChatStream(shape)))
+            return event_stream(inference_frames(stream, ChatStream(shape), context.note_error))
         fold = ChatFold(shape)
         await collect(stream, fold.push)
         return Response(fold.body(), content_type="application/json")
@@ -61,7 +61,7 @@ def register(app: Quart, daemon: Daemon) -> None:
         stream = await _submit(daemon, call.request, context)
         projection = ResponsesStream(_responses_shape(call, context))
         if call.stream:
-            return event_stream(inference_frames(stream, projection))
+            return event_stream(inference_frames(stream, projection, context.note_error))
         await collect(stream, projection.push)
         return Response(responses_body(projection), content_type="application/json")
 

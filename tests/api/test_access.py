@@ -30,7 +30,7 @@ def _file(directory: Path, name: str, *keys: str) -> Path:
 
 def _routes() -> list[tuple[str, str]]:
     return [
-        (method.upper(), path.replace("{id}", "org%2Fname"))
+        (method.upper(), path.replace("{id}", "org%2Fname").replace("{name}", "app.js"))
         for path, operations in document()["paths"].items()
         for method in operations
     ]
@@ -48,8 +48,8 @@ def _call(client: httpx.Client, method: str, path: str, headers: dict[str, str] 
 
 
 @pytest.mark.parametrize(("method", "path"), _routes())
-def test_every_route_but_the_probes_needs_a_key(keyed: ServerSettings, method: str, path: str) -> None:
-    public = path in ("/health/live", "/health/ready")
+def test_every_route_but_the_probes_and_the_page_needs_a_key(keyed: ServerSettings, method: str, path: str) -> None:
+    public = path in ("/health/live", "/health/ready", "/", "/page/app.js")
     admin = path in ("/models/load", "/models/unload")
     with FakeServer(server=keyed) as server, server.client() as client:
         assert _call(client, method, path).status_code == (200 if public else 401)
@@ -64,7 +64,9 @@ def _bearer(key: str) -> dict[str, str]:
 
 def test_unknown_paths_and_spellings_need_a_key_too(keyed: ServerSettings) -> None:
     with FakeServer(server=keyed) as server, server.client() as client:
-        for path in ("/nope", "/", "/health/live/", "/health/%6Cive", "//health/live", "/health/live%00"):
+        for path in ("/nope", "/page/", "/page/app.js/", "/page/%61pp.js"):
+            assert client.get(path).status_code in (400, 401), path
+        for path in ("/health/live/", "/health/%6Cive", "//health/live", "/health/live%00"):
             assert client.get(path).status_code in (400, 401), path
         for path in ("/models/%6Coad", "/models/%75nload"):
             response = client.post(path, json={"model_id": "org/name"}, headers=_bearer(INFER))

@@ -107,7 +107,8 @@ def test_a_defect_says_nothing_of_its_cause(server: FakeServer, streamed: bool) 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nope", 404, "not_found"),
+        ("GET", "/page/index.html", 404, "not_found"),
         ("GET", "/v1/completions", 404, "not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
         ("GET", "/v1/models/none/such", 404, "model_not_found"),
