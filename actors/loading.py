@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from neuron.actors.admission import derive_limits, has_memory_figure, planned_context
+from neuron.actors.canary import PROMPT_TOKENS, STEPS, Canary
 from neuron.actors.daemon import DeviceInfo, LoadRequest
 from neuron.actors.device.jobs import (
     ArchHandle,
@@ -90,11 +91,15 @@ class Loader:
         try:
             loaded = await self._load_weights(device, handle, artifact, plan, report, job)
             slots = await _attach(device, handle, loaded)
+            canary: Canary | None = None
             try:
                 if artifact.format is not Format.SCRIPTED:
                     await _self_check(device, handle, slots, loaded, text)
                     if sight is not None:
                         await check_sight(device, handle, sight)
+                    if loaded.context_length >= PROMPT_TOKENS + STEPS:
+                        vocabulary = min(loaded.vocab_size, text.tokenizer.vocab_size)
+                        canary = await Canary.take(device, handle, slots, vocabulary)
             except BaseException:
                 slots.close()
                 raise
@@ -115,6 +120,7 @@ class Loader:
             loaded_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids),
             sight=sight,
+            canary=canary,
         )
         if sight is not None and self._expect_images is not None:
             await self._expect_images()

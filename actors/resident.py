@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from neuron.actors.admission import ContextLimits
+from neuron.actors.canary import Canary
 from neuron.actors.device.jobs import ArchHandle, Loaded
 from neuron.actors.images.sight import Sight
 from neuron.actors.ports import DevicePort
@@ -33,6 +34,7 @@ class Resident:
     prefix: PrefixCache | None = None
     #: How it takes images; None when it takes none.
     sight: Sight | None = None
+    canary: Canary | None = None
     _stamp: int = field(default=0)
 
     def next_stamp(self) -> int:

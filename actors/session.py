@@ -12,8 +12,10 @@ import anyio
 import numpy as np
 
 from neuron.actors.account import Account
+from neuron.actors.canary import still_sound
 from neuron.actors.device.jobs import Logits
-from neuron.actors.errors import NanLogits
+from neuron.actors.device.replies import DeviceProcessError
+from neuron.actors.errors import DeviceFault, NanLogits
 from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
 from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.images.prompt import PromptImages
@@ -81,6 +83,8 @@ class Session:
         self._on_failure = on_failure
         self.account = Account(work.request.req_id, resident.model_id, work.submitted_at)
         self._generated = 0
+        #: The device reported a fault and lives on.
+        self._suspect = False
         self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.device_id)
         self._prefill = Prefill(resident, self._steps, self._log)
 
@@ -101,6 +105,7 @@ class Session:
         finally:
             try:
                 await self._drain()
+                await self._verify()
             finally:
                 self._turnstile.leave(self.ticket)
                 self._log.debug("lock released", queue_depth=self._turnstile.depth)
@@ -242,6 +247,8 @@ class Session:
 
     def _fail(self, error: NeuronError) -> None:
         poisoned = self._on_failure(self, error)
+        survived = isinstance(error.__cause__, DeviceProcessError) or isinstance(error, NanLogits)
+        self._suspect = survived and not poisoned
         if self.stream.ended:
             return
         self._figures.failed += 1
@@ -271,6 +278,21 @@ class Session:
             self._log.error("the last job of a request failed", cause=cause_chain(error))
         if self._steps.broken and self.resident.prefix is not None:
             self.resident.prefix.lost()
+
+    async def _verify(self) -> None:
+        """After a fault that the device survived, and before the lock is handed on: does it still compute right?"""
+        if not self._suspect:
+            return
+        device = self.resident.device
+        if self.resident.prefix is not None:
+            self.resident.prefix.lost()  # The canary sings in the same sequence.
+        try:
+            if await still_sound(device, self.resident.canary):
+                return
+            self._log.error("canary mismatch: the model says something else than when it was loaded")
+            device.kill("canary_mismatch", lambda: DeviceFault("The device no longer computes what it did."))
+        except NeuronError as error:
+            self._on_failure(self, error)
 
     # -- figures -------------------------------------------------------------------------------
 

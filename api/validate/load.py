@@ -8,9 +8,10 @@ from neuron.actors.errors import InvalidValue
 from neuron.api.validate.chat import read_model
 from neuron.api.validate.reader import Number, Reader
 
-_RANKS = Number(1, 64, integer=True)
-_CONTEXT = Number(1, 2**31 - 1, integer=True)
-_DEVICES = 64
+RANKS = Number(1, 64, integer=True)
+CONTEXT = Number(1, 2**31 - 1, integer=True)
+DEVICES = 64
+QUANT_CHARS = 64
 
 
 def read_load(body: dict[str, Any]) -> LoadRequest:
@@ -19,10 +20,10 @@ def read_load(body: dict[str, Any]) -> LoadRequest:
     model_id = read_model_id(body)
     return LoadRequest(
         model_id=model_id,
-        quant=reader.string("quant", max_chars=64),
-        tensor_parallel=reader.integer("tensor_parallel", _RANKS),
+        quant=reader.string("quant", max_chars=QUANT_CHARS),
+        tensor_parallel=reader.integer("tensor_parallel", RANKS),
         devices=_devices(reader, model_id),
-        max_context=reader.integer("max_context", _CONTEXT),
+        max_context=reader.integer("max_context", CONTEXT),
     )
 
 
@@ -33,7 +34,7 @@ def read_model_id(body: dict[str, Any]) -> str:
 
 
 def _devices(reader: Reader, model_id: str) -> tuple[str, ...] | None:
-    values = reader.list("devices", max_items=_DEVICES)
+    values = reader.list("devices", max_items=DEVICES)
     if not values:
         return None
     devices: list[str] = []

@@ -12,7 +12,7 @@ from neuron.actors.request import Tool, ToolCall, ToolChoice
 from neuron.api.json_body import decode_json
 from neuron.api.validate.reader import Reader, as_object, json_bytes
 
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 _CHOICES = {
     "auto": ToolChoice.AUTO,
     "none": ToolChoice.NONE,
@@ -88,7 +88,7 @@ def _tool(reader: Reader, function: dict[str, Any]) -> Tool:
 
 def tool_name(reader: Reader) -> str:
     name = reader.string("name", max_chars=limits.TOOL_NAME_CHARS.value)
-    if name is None or not _NAME.fullmatch(name):
+    if name is None or not NAME.fullmatch(name):
         raise InvalidValue(
             f"'{reader.at('name')}' must be a name of letters, digits and _ . : / -.", param=reader.at("name")
         )

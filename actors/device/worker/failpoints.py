@@ -37,13 +37,17 @@ NAMES = frozenset(
 
 
 class Action(StrEnum):
-    """`raise` uses class, code and text; the reply actions act on the frame that answers the job."""
+    """`raise` uses class, code and text; the reply actions act on the frame that answers the job.
+
+    `nan` and `skew` act on the logits row: no usable value, and wrong values that look like usable ones.
+    """
 
     RAISE = "raise"
     SLEEP = "sleep"
     SIGNAL = "signal"
     EXIT = "exit"
     NAN = "nan"
+    SKEW = "skew"
     DROP_REPLY = "drop_reply"
     DUPLICATE_REPLY = "duplicate_reply"
     CORRUPT_STAMP = "corrupt_stamp"
@@ -70,7 +74,7 @@ class Armed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Hit = Callable[[str], Action | None]
-"""Passes a point. Raises, sleeps or ends the process as armed; NAN and the reply actions are returned to do."""
+"""Passes a point. Raises, sleeps or ends the process as armed; NAN, SKEW and the reply actions are returned to do."""
 
 
 def inert(point: str) -> Action | None:

@@ -227,6 +227,8 @@ class WorkerLoop:
         forward(resident.model, job, tokens, row)
         if action is Action.NAN:
             row.fill(np.nan)
+        elif action is Action.SKEW:
+            np.negative(row, out=row)
         # The maximum is NaN when any value is, and infinite when no value can be chosen.
         if not math.isfinite(row.max()):
             raise NanLogitsError("no finite maximum in the logits")
