@@ -36,7 +36,8 @@ def uri(content: bytes, kind: str = "image/png") -> str:
 
 def textured(width: int, height: int, seed: int = 0) -> Image.Image:
     """Smooth colours with some grain: every resampling error shows."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-    waves = [127 + 90 * np.sin(x / (5 + 3 * k) + y / (9 - 2 * k)) + rng.normal(0, 15, x.shape) for k in range(3)]
-    return Image.fromarray(np.clip(np.stack(waves, -1), 0, 255).astype(np.uint8), "RGB")
+    grain = np.random.default_rng(seed).integers(0, 64, (height, width, 3), dtype=np.uint8)
+    y, x = np.ogrid[0:height, 0:width]
+    waves = [(x * (3 + k) + y * (5 - 2 * k)) % 384 for k in range(3)]
+    smooth = np.minimum(np.stack(waves, axis=-1), 191).astype(np.uint8)
+    return Image.fromarray(smooth + grain, "RGB")
