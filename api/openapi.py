@@ -10,6 +10,7 @@ from neuron.api import bodies
 from neuron.api.openapi_answers import answer_schemas
 from neuron.api.openapi_parts import FLAG, REF, TEXT, WHOLE, Json, items, ref
 from neuron.api.openapi_requests import request_schemas
+from neuron.api.page_files import TYPES
 
 _STRUCTS = (
     bodies.HealthBody,
@@ -22,6 +23,7 @@ _STRUCTS = (
     bodies.LoadBody,
     bodies.OpenAiModels,
     bodies.OpenAiModel,
+    bodies.RequestsBody,
     bodies.ErrorBody,
     LoadProgress,
 )
@@ -96,7 +98,17 @@ def _paths() -> Json:
         "/v1/responses": {"post": responses},
         "/metrics": {"get": _operation("Prometheus text", {"text/plain": {"schema": TEXT}})},
         "/openapi.json": {"get": _get("This document", {"type": "object"})},
+        "/requests": {"get": _get("Requests that run, and the latest that ended", ref("RequestsBody"))},
+        "/": {"get": _operation("The status page", {"text/html": {"schema": TEXT}})},
+        "/page/{name}": {"get": _page_file()},
     }
+
+
+def _page_file() -> Json:
+    kinds = {kind.partition(";")[0] for kind in TYPES.values()}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [n for n in TYPES if n != "index.html"]}}
+    content: Json = {kind: {"schema": TEXT} for kind in sorted(kinds)}
+    return _operation("A file of the status page", content, [name], errors=(404,))
 
 
 def _ready() -> Json:
