@@ -12,7 +12,7 @@ class Catalogue:
     """Bare id, qualified id and aliases name the same entry; spelling in another case finds it too."""
 
     def __init__(self, configured: tuple[ModelSettings, ...]) -> None:
-        self._configured = configured
+        self.configured = configured
         self._entries: list[ModelActor] = []
         self._names: dict[str, ModelActor] = {}
 
@@ -50,10 +50,16 @@ class Catalogue:
     def settings_of(self, *names: str) -> ModelSettings | None:
         """The [[models]] entry that one of these names means, by its id or an alias."""
         wanted = {name.casefold() for name in names}
-        for model in self._configured:
+        for model in self.configured:
             if model.id.casefold() in wanted or any(alias.casefold() in wanted for alias in model.aliases):
                 return model
         return None
+
+    def configured_as(self, name: str) -> ModelSettings | None:
+        """The [[models]] entry that a client's name means: by id or alias, else by the id without its scheme."""
+        wanted = name.casefold()
+        bare = (model for model in self.configured if model.id.rpartition(":")[2].casefold() == wanted)
+        return self.settings_of(name) or next(bare, None)
 
     def _index(self) -> None:
         names: dict[str, ModelActor] = {}

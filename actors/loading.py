@@ -32,6 +32,7 @@ from neuron.actors.images.sight import VISION, check_sight, find_sight, with_cap
 from neuron.actors.load_job import LoadJob
 from neuron.actors.ports import DevicePort
 from neuron.actors.prefix.budget import prefix_cache
+from neuron.actors.residency import Room
 from neuron.actors.resident import MIB, Resident
 from neuron.actors.scripted import ScriptError, read_script
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
@@ -76,13 +77,18 @@ class Loader:
         self._expect_images = expect_images
         self._handles = itertools.count(1)
 
-    async def load(self, model_id: str, plan: LoadPlan, device: DevicePort, device_id: str, job: LoadJob) -> Resident:
+    async def load(
+        self, model_id: str, plan: LoadPlan, device: DevicePort, device_id: str, job: LoadJob, room: Room
+    ) -> Resident:
         """Raises PreflightError before any device work, or the device's own typed error."""
         job.report("resolve", 0.0)
         artifact = await self._resolve(plan, job)
-        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, device)
+        reach = room.within_reach(_free_bytes(device.info()))
+        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, reach)
         job.report("tokenizer", 0.0)
         text = await anyio.to_thread.run_sync(self._text, artifact)
+        if report.budget is not None:
+            await room.take(report.budget.total_bytes, _free_bytes(device.info()))
         sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
         text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
         job.report("device", 0.0)
@@ -172,13 +178,13 @@ class Loader:
             on_progress=job.report,
         )
 
-    def _preflight(self, artifact: ModelArtifact, plan: LoadPlan, device: DevicePort) -> PreflightReport:
-        info, spec = device.info(), plan.spec
+    def _preflight(self, artifact: ModelArtifact, plan: LoadPlan, free_bytes: int | None) -> PreflightReport:
+        spec = plan.spec
         report = preflight(
             artifact,
             tensor_parallel=spec.tensor_parallel,
             max_context=planned_context(spec.max_context, self._settings.limits),
-            free_bytes=_free_bytes(info),
+            free_bytes=free_bytes,
         )
         if spec.tensor_parallel is not None and spec.tensor_parallel > 1:
             raise PreflightError(

@@ -21,6 +21,7 @@ from neuron.actors.figures import Figures
 from neuron.actors.load_job import LoadJob
 from neuron.actors.loading import Loader, LoadPlan
 from neuron.actors.model import ModelActor
+from neuron.actors.residency import Residency
 from neuron.actors.settings import ModelSettings, Settings
 from neuron.actors.sources.ids import parse_model_id
 from neuron.actors.sources.preflight import PreflightReport
@@ -52,6 +53,7 @@ class LoadDesk:
         self._tasks = tasks
         self._on_poisoned = on_poisoned
         self.closed = False
+        self.residency = Residency(settings.residency, catalogue, self.begin_unload)
         #: By qualified id, of every model that was ever loaded: counters outlive an unload.
         self.figures: dict[str, Figures] = {}
 
@@ -164,7 +166,9 @@ class LoadDesk:
                 else parse_device(asked, model_id=entry.model_id)
             )
             entry.device_id = device_id
-            resident = await self._loader.load(entry.model_id, plan, self._devices.get(device_id), device_id, job)
+            room = self.residency.room(entry, device_id)
+            device = self._devices.get(device_id)
+            resident = await self._loader.load(entry.model_id, plan, device, device_id, job, room)
         except NeuronError as error:
             return error
         except Exception as error:

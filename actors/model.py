@@ -70,6 +70,12 @@ class ModelActor:
         self.device_id: str | None = None
         self.poison: PoisonRecord | None = None
         self.reason: str | None = None
+        #: Monotonic seconds of the last moment that a request held it, or that it became ready.
+        self.last_used = time.monotonic()
+        #: Monotonic seconds of the last load that failed.
+        self.failed_at: float | None = None
+        #: Bytes that a running load was promised.
+        self.planned_bytes = 0
         self.figures = figures if figures is not None else Figures()
         self.turnstile = Turnstile(queue_limit=limits.queue_per_model, per_principal=limits.per_principal)
         #: Set when an unload is over and this entry has left the registry.
@@ -113,6 +119,7 @@ class ModelActor:
             await session.run()
         finally:
             self._sessions.pop(session.ticket, None)
+            self.last_used = time.monotonic()
             if not self._sessions:
                 self._idle.set()
 
@@ -130,6 +137,18 @@ class ModelActor:
     @property
     def busy(self) -> bool:
         return bool(self._sessions)
+
+    @property
+    def idle(self) -> bool:
+        """Ready, and no request runs, waits or is being rendered."""
+        return self.state is ModelState.READY and not self._sessions and self.turnstile.depth == 0
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Bytes of device memory that it holds, or that its running load was promised."""
+        if self.resident is not None and self.state in (ModelState.READY, ModelState.UNLOADING):
+            return self.resident.bytes
+        return self.planned_bytes if self.state in (ModelState.LOADING, ModelState.RECOVERING) else 0
 
     async def wait_idle(self, seconds: float) -> bool:
         """True once no session is left; False after `seconds`."""
@@ -228,12 +247,14 @@ class ModelActor:
             self.state = ModelState.POISONED
             return
         self.state = ModelState.FAILED
+        self.failed_at = time.monotonic()
         self.device_id = None
         self.reason = f"{error.code}: {error.message}"
 
     def become_ready(self, resident: Resident) -> None:
         self.resident = self._known = resident
         self.state = ModelState.READY
+        self.last_used = time.monotonic()
         self.poison = None
         self.reason = None
 

@@ -47,6 +47,9 @@ from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
 
+#: A load that failed is not tried again by requests for so many seconds.
+LOAD_AGAIN_S = 30.0
+
 
 class Registry:
     """Everything here belongs to one event loop. Views return at once from what is already known."""
@@ -73,11 +76,13 @@ class Registry:
         self._desk = LoadDesk(
             self.settings, self._catalogue, self._devices, self._loader, task_group, self._recovery.on_poisoned
         )
-        self._activator = Activator(self.settings.models, self._desk.load_to_end, task_group)
+        at_start = tuple(model for model in self.settings.models if model.at_start)
+        self._activator = Activator(at_start, self._desk.load_to_end, task_group)
         self._background("host facts", self._gather_facts)
         self._background("sampler warm-up", anyio.to_thread.run_sync, warm_up)
         self._background("template helpers", self._text_work.start)
         self._background("activation", self._activator.run)
+        self._background("idle models", self._desk.residency.watch)
 
     def _background(self, name: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         """A task whose failure is logged and costs nobody else anything."""
@@ -205,7 +210,7 @@ class Registry:
 
     async def _submit(self, request: InferenceRequest) -> InferenceStream:
         self._refuse_when_draining()
-        entry = self._catalogue.require(request.model)
+        entry = await self._wanted(request.model)
         ticket = entry.turnstile.reserve(request.req_id, request.principal, total_full=self._total_full())
         try:
             await self._until_loaded(entry)
@@ -218,6 +223,17 @@ class Registry:
         except BaseException:
             entry.turnstile.leave(ticket)
             raise
+
+    async def _wanted(self, name: str) -> ModelActor:
+        """The model meant; with load_on_request a configured one that is not resident begins to load."""
+        entry = self._catalogue.find(name)
+        away = entry is None or entry.state in (ModelState.FAILED, ModelState.UNLOADING)
+        if self.settings.residency.load_on_request and away:
+            own = self._catalogue.configured_as(entry.source_id if entry is not None else name)
+            failed_at = entry.failed_at if entry is not None else None
+            if own is not None and (failed_at is None or time.monotonic() - failed_at >= LOAD_AGAIN_S):
+                await self._desk.start_or_join(LoadRequest(model_id=own.id))
+        return self._catalogue.require(name)
 
     async def _until_loaded(self, entry: ModelActor) -> None:
         """A request that comes while its model loads waits for it, as long as one waits in a queue."""

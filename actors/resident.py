@@ -48,8 +48,12 @@ class Resident:
         return min(self.loaded.vocab_size, self.text.tokenizer.vocab_size)
 
     @property
-    def megabytes(self) -> int:
-        """MiB that the device process holds for it, the whole KV cache included."""
+    def bytes(self) -> int:
+        """What the device process holds for it, the whole KV cache included."""
         loaded = self.loaded
         cache = loaded.kv_bytes_per_token * loaded.context_length
-        return (loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes) // MIB
+        return loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes
+
+    @property
+    def megabytes(self) -> int:
+        return self.bytes // MIB

@@ -84,6 +84,19 @@ class PrefixCacheSettings(Section, frozen=True):
     spacing_tokens: int = 64
 
 
+class ResidencySettings(Section, frozen=True):
+    """Which models stay in a device's memory."""
+
+    #: A request for a model of [[models]] that is not resident loads it and waits.
+    load_on_request: bool = False
+    #: Unload a model without requests after so many seconds; None: never.
+    keep_alive_seconds: float | None = None
+    #: Unload idle models, the least recently used first, when a load would not fit.
+    evict: bool = False
+    #: MiB that the models of one device may hold together; None: what the device has.
+    budget_mb: int | None = None
+
+
 class SourceSettings(Section, frozen=True):
     kind: SourceKind
     endpoint: str | None = None
@@ -94,7 +107,7 @@ class SourceSettings(Section, frozen=True):
 
 
 class ModelSettings(Section, frozen=True):
-    """One [[models]] entry, loaded at start in order."""
+    """One [[models]] entry, loaded at start in order unless `at_start` is false."""
 
     id: str
     quant: str | None = None
@@ -103,6 +116,10 @@ class ModelSettings(Section, frozen=True):
     max_context: int | None = None
     chat_template_file: Path | None = None
     aliases: tuple[str, ...] = ()
+    #: False: known under its names, but loaded only when asked for.
+    at_start: bool = True
+    #: Over residency.keep_alive_seconds; negative: for ever.
+    keep_alive_seconds: float | None = None
 
 
 class Settings(Section, frozen=True):
@@ -112,6 +129,7 @@ class Settings(Section, frozen=True):
     logging: LoggingSettings = LoggingSettings()
     limits: LimitSettings = LimitSettings()
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+    residency: ResidencySettings = ResidencySettings()
     default_source: str = "huggingface"
     sources: dict[str, SourceSettings] = {}
     models: tuple[ModelSettings, ...] = ()

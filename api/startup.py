@@ -95,12 +95,28 @@ def check_settings(settings: Settings) -> None:
         if source.kind is SourceKind.SCRIPTED and not settings.enable_scripted:
             raise ConfigError(f"sources.{name}: the scripted backend needs --enable-scripted.")
     _check_limits(settings)
+    _check_names(settings)
     for model in settings.models:
         for device in model.devices:
             try:
                 parse_device(device, model_id=model.id)
             except NeuronError as error:
                 raise ConfigError(f"model {model.id}: {error.message}") from error
+
+
+def _check_names(settings: Settings) -> None:
+    """A name that means two models would mean the first one, silently."""
+    taken: dict[str, str] = {}
+    for model in settings.models:
+        for name in (model.id, *model.aliases):
+            other = taken.setdefault(name.casefold(), model.id)
+            if other != model.id:
+                raise ConfigError(f"models: the name '{name}' means both {other} and {model.id}.")
+    residency = settings.residency
+    if residency.keep_alive_seconds is not None and residency.keep_alive_seconds <= 0:
+        raise ConfigError("residency.keep_alive_seconds must be more than 0; leave it out to keep models for ever.")
+    if residency.budget_mb is not None and residency.budget_mb < 1:
+        raise ConfigError("residency.budget_mb must be at least 1.")
 
 
 def _check_limits(settings: Settings) -> None:

@@ -22,6 +22,7 @@ from neuron.actors.settings import (
     LimitSettings,
     ModelSettings,
     RecoverySettings,
+    ResidencySettings,
     ServerSettings,
     Settings,
     SourceKind,
@@ -149,6 +150,7 @@ async def daemon(
     load: bool = True,
     models: tuple[ModelSettings, ...] = (),
     recovery: RecoverySettings | None = None,
+    residency: ResidencySettings | None = None,
     shutdown_seconds: float = 0.2,
     shut_down: bool = True,
 ) -> AsyncIterator[Host]:
@@ -159,6 +161,7 @@ async def daemon(
         limits=limits,
         models=models,
         recovery=recovery or RecoverySettings(),
+        residency=residency or ResidencySettings(),
         server=ServerSettings(shutdown_seconds=shutdown_seconds),
     )
     registry = Registry(settings)
