@@ -56,19 +56,21 @@ def _part(reader: Reader, kind: str | None, *, images: bool, assistant: bool) ->
     if kind in ("image_url", "input_image"):
         if not images:
             raise InvalidImage(f"'{place}': an image is not supported in this role.", param=place)
-        return ImagePart(url=_image_url(reader), where=place)
+        return ImagePart(url=_image_url(reader, plain=kind == "input_image"), where=place)
     if kind is None:
         raise InvalidValue(f"'{place}.type' is missing.", param=f"{place}.type")
     raise InvalidValue(f"'{place}' has the unknown type '{kind[:64]}'.", param=f"{place}.type")
 
 
-def _image_url(reader: Reader) -> str:
-    """A data URI as sent. Addresses are never fetched, so anything else is refused at once."""
+def _image_url(reader: Reader, *, plain: bool) -> str:
+    """A data URI as sent: inside an object, or `plain` as it stands (Responses). Addresses are never fetched."""
     value = reader.get("image_url")
     param = reader.at("image_url")
     if isinstance(value, dict):
         value = value.get("url")
         param += ".url"
+    elif not plain:
+        raise InvalidImage(f"'{param}' must be an object with a url.", param=param)
     if not isinstance(value, str) or not value:
         raise InvalidImage(f"'{param}' must hold a data URI.", param=param)
     if value[:5].lower() != "data:":

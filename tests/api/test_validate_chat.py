@@ -173,6 +173,14 @@ def test_reasoning_comes_back_under_either_name(key: str) -> None:
     assert request(messages=[{"role": "assistant", "content": "a", key: "t"}]).messages[0].reasoning == "t"
 
 
+@pytest.mark.parametrize("value", [PNG, None, 5, [PNG], {}, {"url": None}])
+def test_an_image_url_is_an_object_with_a_url(value: Any) -> None:
+    error = refused(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": value}]}])
+    assert isinstance(error, InvalidImage)
+    assert error.param is not None
+    assert error.param.startswith("messages[0].content[0].image_url")
+
+
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
 def test_content_as_parts(role: str) -> None:
     content = [
@@ -301,7 +309,7 @@ def test_template_kwargs_are_bounded() -> None:
 
 
 def test_images_are_kept_in_order_and_named() -> None:
-    content = [{"type": "image_url", "image_url": {"url": PNG}}, {"type": "image_url", "image_url": PNG.upper()}]
+    content = [{"type": "image_url", "image_url": {"url": PNG}}, {"type": "input_image", "image_url": PNG.upper()}]
     parts = request(messages=[{"role": "user", "content": content}]).messages[0].content
     assert parts == (ImagePart(PNG, "messages[0].content[0]"), ImagePart(PNG.upper(), "messages[0].content[1]"))
 
