@@ -19,6 +19,7 @@ from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import open_gguf
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.in_situ import FLOATS
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.formats.safetensors import SafetensorsSet
 from neuron.kernels.formats.vision_tensors import check_vision
@@ -26,9 +27,10 @@ from neuron.kernels.threads import Team, default_threads
 from neuron.kernels.vision.model import VisionModel
 from neuron.kernels.vision.tower import VisionTower
 from neuron.kernels.vision.weights import load_tower_weights
+from neuron.kernels.weights.convert import quant_type
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.names import Names
-from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader, converter
+from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader
 
 
 def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads: int | None = None) -> DeviceModel:
@@ -51,10 +53,12 @@ def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads
 
 def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
     torch.set_num_threads(team.threads)
-    convert = converter(spec.quant, team)
+    quant = quant_type(spec.quant)
+    if spec.format == GGUF and quant is not None and quant not in FLOATS:
+        raise UnsupportedLoad("unsupported_quant", "GGUF weights are not quantised anew.")
     config, reader, tied, names, vision = _open(spec, team)
     factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
-    weights = load_weights(config, reader, names, tied, convert, lambda done: progress("read", done))
+    weights = load_weights(config, reader, names, tied, quant, lambda done: progress("read", done))
     # Rounding to bfloat16 would lose more than it saves where every matrix is in float32, stored or converted.
     exact = all(matrix.kind is GgmlType.F32 for layer in weights.layers for matrix in layer.matrices.values())
     tower = None if vision is None else _tower(config, reader, vision, exact, lambda done: progress("read", done))

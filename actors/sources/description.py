@@ -7,19 +7,17 @@ import msgspec
 
 from neuron.kernels.formats.errors import FormatError, FormatKind
 from neuron.kernels.formats.expected import GGUF, SAFETENSORS, check_tensors
-from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import check_split, merge_parts
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.gguf_header import GgufHeader, GgufTensor, Metadata
 from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.in_situ import IN_SITU, resident_type
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.safetensors import FP8, merge_headers
 from neuron.kernels.formats.safetensors_header import SafetensorsTensor
 from neuron.kernels.formats.shard_index import ShardIndex, check_index
 from neuron.kernels.formats.vision_tensors import check_vision
 
-#: Conversions of safetensors while they are loaded, by the name that jobs carry; what the loader offers.
-IN_SITU: Mapping[str, GgmlType] = {name: GgmlType[name.upper()] for name in ("bf16", "f16", "f32")}
 _FLOAT_BYTES = 4
 
 
@@ -92,7 +90,7 @@ def describe_dense(
         if name in check.ignored or name.endswith("_scale_inv"):
             continue
         if len(tensor.shape) == 2:
-            matrices += _resident(tensor, elements, quant)
+            matrices += _resident(name, tensor, elements, quant)
             types[tensor.dtype] += tensor.nbytes
         else:
             vectors += elements * _FLOAT_BYTES
@@ -109,11 +107,10 @@ def describe_dense(
     )
 
 
-def _resident(tensor: SafetensorsTensor, elements: int, quant: str | None) -> int:
+def _resident(name: str, tensor: SafetensorsTensor, elements: int, quant: str | None) -> int:
     if quant is not None:
-        kind = IN_SITU[quant]
-        # Rows that are not whole blocks stay as they are.
-        if tensor.shape[-1] % kind.block_size == 0:
+        kind = resident_type(IN_SITU[quant], name, tensor.shape[-1])
+        if kind is not None:
             return kind.nbytes(elements)
     # FP8 is expanded to bfloat16.
     return elements * 2 if tensor.dtype == FP8 else tensor.nbytes

@@ -13,8 +13,8 @@ from neuron.actors.errors import (
     UnsupportedArchitecture,
 )
 from neuron.actors.sources.artifact import Format
-from neuron.actors.sources.description import IN_SITU
 from neuron.actors.sources.quants import GgufGroup, choose, group_gguf, is_projector, matches, normalised, not_found
+from neuron.kernels.formats.in_situ import IN_SITU, in_situ_name, is_mixture
 from neuron.kernels.formats.mapped_file import PICKLE_SUFFIXES
 from neuron.kernels.formats.shard_index import INDEX_NAME, SINGLE_NAME
 
@@ -103,21 +103,23 @@ def _dense(
 ) -> Selection:
     in_situ = None
     if quant is not None:
-        in_situ = next((name for name in IN_SITU if normalised(name) == normalised(quant)), None)
+        in_situ = in_situ_name(quant)
         if in_situ is None:
             offered = sorted({group.label for group in groups})
             raise not_found(quant, [*offered, *IN_SITU], model_id)
     if CONFIG not in names:
         raise InvalidConfig("config.json is missing from the repository.", model_id=model_id)
     indexed = INDEX_NAME in names
-    unlisted = () if indexed or len(weights) == 1 else ("The shards come without an index.",)
+    notes = () if indexed or len(weights) == 1 else ("The shards come without an index.",)
+    if quant is not None and is_mixture(quant):
+        notes = (*notes, f"{quant} is a mixture of types; here every quantised matrix becomes {in_situ}.")
     return Selection(
         format=Format.SAFETENSORS,
         weights=() if indexed else weights,
         extras=tuple(name for name in DENSE_EXTRAS if name in names),
         indexed=indexed,
         quant=in_situ,
-        notes=unlisted,
+        notes=notes,
     )
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.in_situ import resident_type
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.gdn import weights as gdn_weights
 from neuron.kernels.weights.matrix import Floats, Matrix
 from neuron.kernels.weights.names import Names
-from neuron.kernels.weights.reader import Convert, WeightReader
+from neuron.kernels.weights.reader import WeightReader
 
 
 @dataclass(slots=True)
@@ -44,14 +46,13 @@ def load_weights(
     reader: WeightReader,
     names: Names,
     tied: bool,
-    convert: Convert | None,
+    quant: GgmlType | None,
     report: Callable[[float], None],
 ) -> DecoderWeights:
-    """Read a checked model. One tensor is in flight at a time; `convert` is applied to matrices."""
+    """Read a checked model. One tensor is in flight at a time; matrices become what `quant` makes of them."""
 
     def matrix(name: str) -> Matrix:
-        read = reader.matrix(name)
-        return read if convert is None else convert(read)
+        return reader.matrix(name, None if quant is None else resident_type(quant, name, reader.columns(name)))
 
     def norm(name: str) -> Floats:
         weight = reader.vector(name)
