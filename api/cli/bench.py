@@ -1,23 +1,41 @@
-"""`neuron bench`: tokens per second of a loaded model, from the daemon's own timings."""
+"""`neuron bench`: tokens per second of a loaded model, from its own timings; `neuron bench agent` beside it."""
 
 from statistics import median
 from typing import Any
 
 import click
 
+from neuron.api.cli.bench_agent import agent
 from neuron.api.cli.http import Api, json_option, only_model, print_json, url_option
 
 _WORD = "alpha "
 
 
-@click.command()
+class _SpeedByDefault(click.Group):
+    """Anything that is no command's name is for `speed`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, "--help", "-h"):
+            args = ["speed", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_SpeedByDefault)
+def bench() -> None:
+    """Measure a running daemon. `neuron bench [ID]` is `neuron bench speed [ID]`."""
+
+
+bench.add_command(agent)
+
+
+@bench.command()
 @click.argument("model_id", metavar="[ID]", required=False)
 @url_option
 @json_option
 @click.option("--prompt-words", type=click.IntRange(1, 100_000), default=256, show_default=True)
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Tokens to generate.")
 @click.option("--runs", type=click.IntRange(1, 1000), default=3, show_default=True)
-def bench(model_id: str | None, url: str, as_json: bool, prompt_words: int, tokens: int, runs: int) -> None:
+def speed(model_id: str | None, url: str, as_json: bool, prompt_words: int, tokens: int, runs: int) -> None:
     """Measure prefill and decode of a running daemon; prints medians. One warm-up run is not counted."""
     api = Api(url)
     model = only_model(api, model_id)
