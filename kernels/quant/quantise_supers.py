@@ -31,8 +31,9 @@ def _scratch():
 
 @inlined
 def _finite(x, at):
+    """Whether all 256 weights are numbers, and so small that the search's fourth powers are."""
     for i in range(256):
-        if not abs(x[at + i]) < np.float32(np.inf):
+        if not abs(x[at + i]) < np.float32(1e9):
             return False
     return True
 

@@ -93,6 +93,17 @@ def test_in_situ_quantisation_counts(tmp_path: Path) -> None:
     assert exact.kv_bytes == 2 * whole.kv_bytes
 
 
+@pytest.mark.parametrize(("quant", "bits"), [("q8_0", 8.5), ("q4_0", 4.5), ("q4_k", 5.5), ("q6_k", 8.5)])
+def test_in_situ_blocks_count(quant: str, bits: float, tmp_path: Path) -> None:
+    """Rows of 32 and 64 get blocks of 32 where superblocks of 256 were asked for."""
+    model = dense(tmp_path)
+    whole, blocks = preflight(model).budget, preflight(msgspec.structs.replace(model, quant=quant)).budget
+    assert whole is not None
+    assert blocks is not None
+    kept = 5 * 32 * 4 + 96 * 32 * 4
+    assert (blocks.weights_bytes - kept) / (whole.weights_bytes - kept) == bits / 32
+
+
 def test_what_does_not_fit(tmp_path: Path) -> None:
     model = dense(tmp_path)
     needed = preflight(model).budget

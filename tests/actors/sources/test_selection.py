@@ -23,6 +23,11 @@ MIXED = DENSE + GGUF
         (MIXED, None, None, Format.SAFETENSORS, None),
         (MIXED, "q8_0", None, Format.GGUF, None),
         (MIXED, "f16", 2, Format.SAFETENSORS, "f16"),
+        (DENSE, "q4k", None, Format.SAFETENSORS, "q4_k"),
+        (DENSE, "Q4_K_M", None, Format.SAFETENSORS, "q4_k"),
+        (MIXED, "q4_k_m", None, Format.GGUF, None),
+        (MIXED, "q4_k_m", 2, Format.SAFETENSORS, "q4_k"),
+        (MIXED, "Q6K", None, Format.SAFETENSORS, "q6_k"),
         (MIXED, "f16", None, Format.SAFETENSORS, "f16"),
     ],
 )
@@ -37,12 +42,17 @@ def test_refusals() -> None:
     with pytest.raises(TpRequiresSafetensors):
         select(GGUF, "org/name", tensor_parallel=2)
     with pytest.raises(QuantNotFound) as caught:
-        select(DENSE, "org/name", quant="q3_k_m")
+        select(DENSE, "org/name", quant="iq3_xxs")
     assert "bf16" in str(caught.value.extra["available"])
     with pytest.raises(QuantNotFound):
-        select(MIXED, "org/name", quant="q4_k_m", tensor_parallel=2)
+        select(MIXED, "org/name", quant="q1_k", tensor_parallel=2)
     with pytest.raises(PreflightError, match="config"):
         select(("model.safetensors",), "org/name")
+
+
+def test_a_mixture_is_named_in_a_note() -> None:
+    assert "q4_k" in select(DENSE, "org/name", quant="Q4_K_M").notes[0]
+    assert select(DENSE, "org/name", quant="Q4_K").notes == ()
 
 
 def test_only_needed_files() -> None:
