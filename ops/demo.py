@@ -1,4 +1,4 @@
-"""`python -m ops.demo`: starts the daemon with the embedded model and asks it a question over the OpenAI API.
+"""`python -m ops.demo`: starts the daemon with an embedded model and asks it a question over the OpenAI API.
 
 With `--serve` the daemon stays up on 127.0.0.1:13131. Nothing is downloaded.
 """
@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,12 +15,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+from PIL import Image
 
-MODELS = {"smollm2": "demo:huggingfacetb/smollm2-135m-instruct"}
+from ops.tiny_vision.pictures import data_uri, random_picture
+from ops.tiny_vision.show import drawn
+
+MODELS = {"smollm2": "demo:huggingfacetb/smollm2-135m-instruct", "tiny-vision": "tiny:neuron/tiny-vision"}
+#: What lies beside this file: a source of its own, in addition to the built-in ones.
+CONFIG = (
+    f'[sources.tiny]\nkind = "directory"\npath = {json.dumps(str(Path(__file__).parent / "tiny_vision" / "model"))}\n'
+)
 QUESTION = "What is the capital of France?"
+PICTURE_QUESTION = "What do you see?"
 HOST = "127.0.0.1"
 SERVE_PORT = 13131
 START_S = 180.0
@@ -32,9 +43,9 @@ class DemoError(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ops.demo", description="Show neuron at work.")
-    parser.add_argument("--model", default="smollm2", help="smollm2, or a full model id")
+    parser.add_argument("--model", default="smollm2", help="smollm2, tiny-vision, or a full model id")
     parser.add_argument("--serve", action="store_true", help=f"stay up on {HOST}:{SERVE_PORT}")
-    parser.add_argument("--question", default=QUESTION)
+    parser.add_argument("--question")
     parser.add_argument("--port", type=int, help=f"default: {SERVE_PORT} with --serve, else a free one")
     options = parser.parse_args(arguments)
     # Leaves through the `with` below, so that no daemon is left behind.
@@ -46,7 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
             daemon.wait_until_loaded()
             if options.serve:
                 return stay(daemon)
-            ask(daemon, options.question)
+            if options.model == "tiny-vision":
+                look(daemon, options.question or PICTURE_QUESTION)
+            else:
+                ask(daemon, options.question or QUESTION)
             say("stopping the daemon ...")
     except DemoError as error:
         say(f"demo failed: {error}")
@@ -75,8 +89,8 @@ class Daemon:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("NEURON_")}
         # An operator's own configuration must not change the demo.
         config = os.path.join(self._home.name, "neuron.toml")
-        with open(config, "w", encoding="ascii"):
-            pass
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG)
         self.process = subprocess.Popen(
             [*command, "--config", config],
             env=environment,
@@ -160,10 +174,21 @@ class Daemon:
         return self._log[-1][:1000] if self._log else f"It ended with status {self.process.poll()}."
 
 
-def ask(daemon: Daemon, question: str) -> None:
+def look(daemon: Daemon, question: str) -> None:
+    """Show a new picture, ask about it, and say what it is."""
+    picture = random_picture(random.Random())
+    show("\n" + drawn(picture.image, colour=sys.stdout.isatty()) + "\n")
+    ask(daemon, question, picture.image)
+    say(f"drawn:   {picture.answer}")
+
+
+def ask(daemon: Daemon, question: str, image: Image.Image | None = None) -> None:
+    content: Any = question
+    if image is not None:
+        content = [{"type": "image_url", "image_url": {"url": data_uri(image)}}, {"type": "text", "text": question}]
     body = {
         "model": daemon.model,
-        "messages": [{"role": "user", "content": question}],
+        "messages": [{"role": "user", "content": content}],
         "temperature": 0,
         "max_tokens": 64,
         "stream": True,
