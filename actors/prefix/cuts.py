@@ -20,7 +20,7 @@ def cuts(prompt: Ids, turn_ends: frozenset[int], chunk: int, spacing: int) -> li
     found: list[int] = []
     place = 0
     while True:
-        first = int(np.searchsorted(ends, place + min(spacing, chunk)))
+        first = int(np.searchsorted(ends, place + max(1, min(spacing, chunk))))
         place = min(place + chunk, int(ends[first]) if first < len(ends) else place + chunk)
         if place >= len(prompt):
             return found
