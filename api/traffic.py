@@ -1,6 +1,6 @@
 """Counts of HTTP requests by route, status and error code, for GET /metrics. Written by the edge, read by the route."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from neuron.api import metric_table as table
 
@@ -27,6 +27,7 @@ class Traffic:
     def __init__(self) -> None:
         #: Ours alone: the default registry is global to the process.
         self.registry = CollectorRegistry(auto_describe=True)
+        disable_created_metrics()
         requests, seconds = table.HTTP_REQUESTS, table.HTTP_SECONDS
         self._requests = Counter(requests.name, requests.help, requests.labels, registry=self.registry)
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, buckets=_BUCKETS, registry=self.registry)
