@@ -17,4 +17,4 @@ def gating(a: Array, b: Array, decay: Array, dt_bias: Array) -> tuple[Array, Arr
 
     a, b [T, Hv]; decay = -exp(A_log) [Hv]; dt_bias [Hv].
     """
-    return decay * softplus(a + dt_bias), 1.0 / (1.0 + np.exp(-b))
+    return decay * softplus(a + dt_bias), 0.5 + 0.5 * np.tanh(0.5 * b)

@@ -1,0 +1,131 @@
+"""The one door to numba.cuda: decorators, and what the simulator lacks, so that one kernel source runs in both.
+
+The simulator (NUMBA_ENABLE_CUDASIM=1) has no warp intrinsics and no bfloat16, and takes shared arrays that are made on
+one line for one array. Decorated functions are compiled at
+their first launch, never at import. Imported only by the cuda.py of an operation, by their launchers and their tests.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba import config, cuda, float32, int32, types
+
+__all__ = ["F32", "I16", "I64", "ONE", "SIMULATED", "WARP", "ZERO", "block_sum", "cuda", "device", "kernel", "launch"]
+__all__ += ["narrow", "plain", "to_ptx", "types", "widen"]
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+WARP = 32
+#: One value of a float32 or bfloat16 array; bfloat16 arrays are seen as their bits in int16.
+F32, I16, I64 = types.float32, types.int16, types.int64
+
+
+def device(function: Callable[..., Any]) -> Any:
+    """A function that kernels call."""
+    return cuda.jit(device=True)(function)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """A kernel, compiled for the device at hand when it is first launched."""
+    return cuda.jit(function)
+
+
+def to_ptx(function: Callable[..., Any], signature: Any, capability: tuple[int, int], threads: int) -> str:
+    """PTX of a kernel for a compute capability; needs no device. `threads`: the block it is launched with."""
+    with _assumed(capability):
+        ptx, _ = cuda.compile(
+            function, signature, device=False, abi="numba", cc=capability, output="ptx", launch_bounds=threads
+        )
+    return str(ptx)
+
+
+@contextmanager
+def _assumed(capability: tuple[int, int]) -> Iterator[None]:
+    """Functions that a kernel calls ask the present device for its capability; without one they are told this."""
+    from numba.cuda import dispatcher
+
+    known = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = known
+
+
+def launch(compiled_kernel: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...]) -> None:
+    """Launch on torch's current stream with tensors of its current device; bfloat16 tensors go in as their bits.
+
+    Launch every kernel once before a CUDA graph is captured: the first launch compiles.
+    """
+    import torch
+
+    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+    views = [
+        value.view(torch.int16) if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
+        for value in arguments
+    ]
+    arrays = [cuda.as_cuda_array(view) if isinstance(view, torch.Tensor) else view for view in views]
+    compiled_kernel[grid, block, stream](*arrays)
+
+
+@device
+def plain(value):
+    """float32 as stored."""
+    return value
+
+
+if SIMULATED:
+
+    @device
+    def widen(bits):
+        """bfloat16 bits (int16) as float32."""
+        return np.int32(np.int32(bits) << 16).view(np.float32)
+
+    @device
+    def narrow(value):
+        """float32 as bfloat16 bits, to nearest even."""
+        whole = np.float32(value).view(np.uint32)
+        return np.uint16((int(whole) + 0x7FFF + ((int(whole) >> 16) & 1)) >> 16).view(np.int16)
+
+    @device
+    def block_sum(value, scratch, thread, threads):
+        """Sum of `value` over the block, on every thread. `scratch`: shared float32 [threads]."""
+        scratch[thread] = value
+        cuda.syncthreads()
+        total = ZERO
+        for index in range(threads):
+            total += scratch[index]
+        cuda.syncthreads()
+        return total
+
+else:
+
+    @device
+    def widen(bits):
+        """bfloat16 bits (int16) as float32."""
+        return cuda.libdevice.int_as_float(int32(bits) << int32(16))
+
+    @device
+    def narrow(value):
+        """float32 as bfloat16 bits, to nearest even."""
+        whole = cuda.libdevice.float_as_int(value)
+        rounded = whole + int32(0x7FFF) + ((whole >> int32(16)) & int32(1))
+        return types.int16(rounded >> int32(16))
+
+    @device
+    def block_sum(value, scratch, thread, threads):
+        """Sum of `value` over the block, on every thread. `scratch`: shared float32 [threads]. Whole warps only."""
+        for step in (16, 8, 4, 2, 1):
+            value += cuda.shfl_xor_sync(0xFFFFFFFF, value, step)
+        if thread % WARP == 0:
+            scratch[thread // WARP] = value
+        cuda.syncthreads()
+        total = float32(0.0)
+        for index in range(threads // WARP):
+            total += scratch[index]
+        cuda.syncthreads()
+        return total
