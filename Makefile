@@ -5,7 +5,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 SETUP := pyproject.toml constraints.txt Makefile
 MODEL ?= smollm2
 
-.PHONY: demo serve test check bench clean
+.PHONY: demo serve test check bench clean chaos
 
 $(VENV)/.base: $(SETUP)
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ test: check
 
 bench: $(VENV)/.bench
 	$(VENV)/bin/python -m ops.bench
+
+chaos: $(VENV)/.test
+	$(VENV)/bin/python -m ops.chaos
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

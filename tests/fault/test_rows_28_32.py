@@ -70,7 +70,9 @@ def test_row_28_during_the_start_up_loads() -> None:
     control = Path(os.environ.get("TMPDIR", "/tmp")) / f"neuron-row-28-{os.getpid()}.json"
     control.write_text('[{"point": "worker.load.progress", "action": "sleep", "seconds": 30}]')
     try:
-        with DaemonProcess({"a": slow, "b": slow}, environment={"NEURON_FAILPOINTS": str(control)}, wait=False) as daemon:
+        with DaemonProcess(
+            {"a": slow, "b": slow}, environment={"NEURON_FAILPOINTS": str(control)}, wait=False
+        ) as daemon:
             until(lambda: daemon.get("/health")["activation"]["in_progress"])
             until(lambda: daemon.device_pids)
             pids = daemon.descendants()
