@@ -55,7 +55,7 @@ def gather_settings(options: ServeOptions, environment: Mapping[str, str] | None
     environment = os.environ if environment is None else environment
     path = config_path(options.config, environment)
     settings = load_settings(Settings, path, environment, ENVIRONMENT, reserved=_RESERVED)
-    settings = _with_options(settings, options)
+    settings = _with_credentials(_with_options(settings, options), environment)
     check_settings(settings)
     return settings
 
@@ -81,6 +81,18 @@ def _with_options(settings: Settings, options: ServeOptions) -> Settings:
         models=settings.models + extra,
         enable_scripted=options.enable_scripted,
     )
+
+
+def _with_credentials(settings: Settings, environment: Mapping[str, str]) -> Settings:
+    """Under systemd the unit's credentials api-keys and admin-keys are the key files, unless the file names others."""
+    folder = environment.get("CREDENTIALS_DIRECTORY", "")
+    server = settings.server
+    found = {
+        key: Path(folder, name)
+        for key, name in (("api_keys_file", "api-keys"), ("admin_keys_file", "admin-keys"))
+        if folder and getattr(server, key) is None and Path(folder, name).is_file()
+    }
+    return msgspec.structs.replace(settings, server=msgspec.structs.replace(server, **found))
 
 
 def check_settings(settings: Settings) -> None:

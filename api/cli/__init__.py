@@ -18,6 +18,7 @@ _COMMANDS = {
     "preflight": ("neuron.api.cli.preflight", "Check whether a model could be loaded here."),
     "doctor": ("neuron.api.cli.doctor", "Check this host and its configuration."),
     "config": ("neuron.api.cli.config", "Work with configuration files."),
+    "completion": ("neuron.api.cli.completion", "Print a completion script for a shell."),
     "bench": ("neuron.api.cli.bench", "Measure speed on this host."),
 }
 

