@@ -34,6 +34,11 @@ class LlamaCpp:
     def decode(self, tokens: Sequence[int]) -> list[float]:
         return self._ask({"do": "decode", "tokens": list(tokens)})
 
+    def turn(self, tokens: Sequence[int], tail: int) -> tuple[float, int]:
+        """Seconds until the logits after `tokens`, and how many of them were reused from the turn before."""
+        answer = self._answer({"do": "turn", "tokens": list(tokens), "tail": tail})
+        return float(answer["seconds"][0]), int(answer["reused"])
+
     def logits(self) -> Logits:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "logits.npy"
@@ -52,11 +57,14 @@ class LlamaCpp:
             self._child.wait()
 
     def _ask(self, order: dict[str, object]) -> list[float]:
+        seconds: list[float] = self._answer(order)["seconds"]
+        return seconds
+
+    def _answer(self, order: dict[str, object]) -> dict[str, Any]:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(order) + "\n")
         self._child.stdin.flush()
-        seconds: list[float] = self._read()["seconds"]
-        return seconds
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._child.stdout is not None

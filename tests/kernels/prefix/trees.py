@@ -15,7 +15,7 @@ from neuron.actors.steps import Steps
 from neuron.kernels.engine import DeviceModel
 from neuron.runtime.errors import NeuronError
 from neuron.runtime.logs import get_logger
-from tests.harness.direct import DirectDevice, direct_resident
+from ops.bench.direct import DirectDevice, direct_resident
 
 TURN_END = 3
 CHUNK = 96

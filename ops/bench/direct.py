@@ -1,4 +1,4 @@
-"""A device without a process that drives a real model: jobs are done where they are posted. For tests of reuse."""
+"""A device without a process that drives a real model: jobs are done where they are posted. For benches and tests."""
 
 from collections.abc import Callable
 
