@@ -22,10 +22,17 @@ $(VENV)/.bench: $(VENV)/.base
 	$(PIP) -c constraints.txt -e '.[bench]'
 	touch $@
 
-demo: $(VENV)/.base
+# Machine code of the kernels, for this host's CPU: half a minute once, so that no model's load has to wait for it.
+$(VENV)/.warm: $(VENV)/.base $(wildcard kernels/*.py kernels/*/*.py kernels/*/*/*.py actors/sampling/*.py)
+	@echo "compiling the kernels for this CPU (once; about half a minute on an idle machine) ..."
+	$(VENV)/bin/python -m neuron.kernels.warm
+	$(VENV)/bin/python -c "from neuron.actors.sampling.sampler import warm_up; warm_up()"
+	@touch $@
+
+demo: $(VENV)/.warm
 	$(VENV)/bin/python -m ops.demo --model $(MODEL)
 
-serve: $(VENV)/.base
+serve: $(VENV)/.warm
 	$(VENV)/bin/python -m ops.demo --serve --model $(MODEL)
 
 check: $(VENV)/.test
@@ -34,10 +41,10 @@ check: $(VENV)/.test
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
-test: check
+test: check $(VENV)/.warm
 	$(VENV)/bin/python -m pytest
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(VENV)/.warm
 	$(VENV)/bin/python -m ops.bench
 
 chaos: $(VENV)/.test

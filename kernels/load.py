@@ -1,6 +1,8 @@
 """load_model: files to a resident DeviceModel on a CPU device. The one entry of this package for device processes."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import numpy as np
 import torch
 
 from neuron.kernels.attention.rope import build_rope
+from neuron.kernels.compile_cache import fraction_ready
 from neuron.kernels.decoder.buffers import STEP_ROWS, build_workspace, step_shape
 from neuron.kernels.decoder.model import DecoderModel
 from neuron.kernels.decoder.prefill import Prefill
@@ -31,6 +34,10 @@ from neuron.kernels.weights.convert import quant_type
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.names import Names
 from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader
+
+_TICK_SECONDS = 1.0
+#: Half an hour; what takes longer is taken for stuck.
+_MOST_TICKS = 1800
 
 
 def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads: int | None = None) -> DeviceModel:
@@ -63,9 +70,8 @@ def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
     exact = all(matrix.kind is GgmlType.F32 for layer in weights.layers for matrix in layer.matrices.values())
     tower = None if vision is None else _tower(config, reader, vision, exact, lambda done: progress("read", done))
     model = build_model(config, weights, team, spec.max_context, exact=exact, rope_factors=factors, tower=tower)
-    progress("compile", 0.0)
-    warm_up(model)
-    progress("compile", 1.0)
+    with reported(progress):
+        warm_up(model)
     return model
 
 
@@ -106,6 +112,30 @@ def warm_up(model: DecoderModel) -> None:
         if count <= model.context_length:
             model.forward(-1, np.zeros(count, dtype=np.int32), 0, logits)
             model.clear(-1)
+
+
+@contextmanager
+def reported(progress: ReportProgress) -> Iterator[None]:
+    """Progress of stage "compile" each second: a cold start on a busy machine takes minutes and is no standstill."""
+    over = threading.Event()
+
+    def tick() -> None:
+        # Where nobody listens any more, the load itself will be told.
+        with suppress(Exception):
+            for _ in range(_MOST_TICKS):
+                if over.wait(_TICK_SECONDS):
+                    return
+                progress("compile", min(fraction_ready(), 0.99))
+
+    progress("compile", 0.0)
+    ticker = threading.Thread(target=tick, name="compile-progress", daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ticker.join()
+    progress("compile", 1.0)
 
 
 def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, Names, str | None]:

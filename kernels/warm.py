@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 
+from neuron.kernels.compile_cache import cache_directory, prune
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import Architecture, LayerKind, ModelConfig, RopeConfig
-from neuron.kernels.jit import cache_directory
-from neuron.kernels.load import build_model, warm_up
+from neuron.kernels.load import build_model, reported, warm_up
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats, Matrix, aligned_bytes, empty_matrix
 
@@ -56,11 +56,21 @@ def tiny_weights(config: ModelConfig) -> DecoderWeights:
 
 def main() -> None:
     start = time.perf_counter()
+    prune()
     config = tiny_model_config()
     model = build_model(config, tiny_weights(config), Team(2), 64)
-    warm_up(model)
+    with reported(_show):
+        warm_up(model)
     model.close()
-    sys.stdout.write(f"compiled in {time.perf_counter() - start:.1f} s to {cache_directory()}\n")
+    place = cache_directory() or "memory only: no folder can be written to"
+    sys.stdout.write(f"compiled for this CPU in {time.perf_counter() - start:.1f} s ({place})\n")
+
+
+def _show(_stage: str, fraction: float) -> None:
+    """Progress on a terminal; nothing in a log."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{fraction:4.0%} " if fraction < 1.0 else "\r")
+        sys.stderr.flush()
 
 
 def _zeros(rows: int, cols: int) -> Matrix:

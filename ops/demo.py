@@ -34,7 +34,10 @@ PICTURE_QUESTION = "What do you see?"
 HOST = "127.0.0.1"
 SERVE_PORT = 13131
 START_S = 180.0
+#: Longer than the daemon itself waits for a load that does not move.
+STALL_S = 330.0
 STOP_S = 60.0
+STAGES = {"read": "reading weights", "compile": "compiling for this CPU (once)"}
 
 
 class DemoError(Exception):
@@ -125,42 +128,31 @@ class Daemon:
         self._listening.set()
 
     def wait_until_loaded(self) -> None:
-        """Raises DemoError with the daemon's own reason."""
+        """As long as the load makes progress. Raises DemoError with the daemon's own reason."""
         say("starting the daemon ...")
-        deadline = time.monotonic() + START_S
         self._listening.wait(START_S)
         if not self.url:
-            self.process.wait(5.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5.0)
             raise DemoError(self._last_words())
         say(f"listening on {self.url}; loading {self.model} ...")
-        said = time.monotonic()
-        while True:
-            activation = self.get("/health")["activation"]
-            for failure in activation["failed"]:
-                raise DemoError(f"{failure['model_id']} could not be loaded: {failure['error']}")
-            if activation["state"] == "ready":
-                return
-            if time.monotonic() > deadline:
-                raise DemoError("the model did not load in time. " + self._last_words())
-            if time.monotonic() - said > 5.0:
-                said = time.monotonic()
-                say("still loading ...")
-            time.sleep(0.05)
+        shown = Shown()
+        # Joins the load that the daemon has started by itself.
+        for step in self.stream("/models/load?stream=true", {"model_id": self.model}, silence_s=STALL_S):
+            if "error" in step:
+                raise DemoError(f"{self.model} could not be loaded: {step['error']['message']}")
+            if "stage" in step:
+                shown.step(step["stage"], step["fraction"])
+            if time.monotonic() - shown.moved_at > STALL_S:
+                raise DemoError(f"the load has not moved for {STALL_S:.0f} s. {self._last_words()}")
 
-    def get(self, path: str) -> Any:
-        try:
-            with httpx.Client(base_url=self.url, timeout=30.0, trust_env=False) as client:
-                return client.get(path).raise_for_status().json()
-        except httpx.HTTPError as error:
-            raise DemoError(f"the daemon does not answer. {self._last_words()}") from error
-
-    def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The chunks of one chat completion."""
-        timeout = httpx.Timeout(60.0)
+    def stream(self, path: str, body: dict[str, Any], *, silence_s: float = 60.0) -> Iterator[dict[str, Any]]:
+        """The data of each server-sent event; nothing at all for `silence_s` seconds is an error."""
+        timeout = httpx.Timeout(silence_s)
         try:
             with (
                 httpx.Client(base_url=self.url, timeout=timeout, trust_env=False) as client,
-                client.stream("POST", "/v1/chat/completions", json=body) as response,
+                client.stream("POST", path, json=body) as response,
             ):
                 if response.status_code != 200:
                     raise DemoError(response.read().decode("utf-8", "replace"))
@@ -168,7 +160,7 @@ class Daemon:
                     if line.startswith("data: {"):
                         yield json.loads(line[6:])
         except httpx.HTTPError as error:
-            raise DemoError(f"the stream broke. {self._last_words()}") from error
+            raise DemoError(f"the daemon does not answer. {self._last_words()}") from error
 
     def _last_words(self) -> str:
         return self._log[-1][:1000] if self._log else f"It ended with status {self.process.poll()}."
@@ -180,6 +172,25 @@ def look(daemon: Daemon, question: str) -> None:
     show("\n" + drawn(picture.image, colour=sys.stdout.isatty()) + "\n")
     ask(daemon, question, picture.image)
     say(f"drawn:   {picture.answer}")
+
+
+class Shown:
+    """Lines of a load's progress: each new stage, then every few seconds."""
+
+    def __init__(self) -> None:
+        self._stage, self._began_at, self._said_at = "", 0.0, 0.0
+        #: When a step last came; the daemon sends none while nothing moves.
+        self.moved_at = time.monotonic()
+
+    def step(self, stage: str, fraction: float) -> None:
+        now = self.moved_at = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._began_at = stage, now
+        elif now - self._said_at < 5.0:
+            return
+        self._said_at = now
+        if fraction < 1.0:
+            say(f"  {STAGES.get(stage, stage)}: {fraction:.0%} after {now - self._began_at:.0f} s")
 
 
 def ask(daemon: Daemon, question: str, image: Image.Image | None = None) -> None:
@@ -197,7 +208,7 @@ def ask(daemon: Daemon, question: str, image: Image.Image | None = None) -> None
     show(f"\n> {question}\n")
     timings: dict[str, Any] = {}
     pieces: list[str] = []
-    for chunk in daemon.stream(body):
+    for chunk in daemon.stream("/v1/chat/completions", body):
         if "error" in chunk:
             raise DemoError(chunk["error"]["message"])
         timings = chunk.get("timings", timings)
