@@ -17,7 +17,11 @@ FORBIDDEN = np.float32(-np.inf)
 #: Tokens that one step may add to what closing needs, at least.
 LEAST_JUMP = 32
 #: Of the best tokens so many are tried near the end.
-CANDIDATES = 8
+CANDIDATES = 10
+#: So many that fit are enough; so many may cost a search for the way behind them, through so many states.
+ENOUGH = 4
+SEARCHES = 2
+QUICK = 300
 #: Tokens this far (natural log) below the best are not tried.
 REACH = np.float32(12.0)
 #: Steps between attempts where no way to the end was found.
@@ -118,31 +122,41 @@ class Budget:
         return plan
 
     def _try_best(self, row: NDArray[np.float32], matcher: LLMatcher, plan: list[int]) -> None:
+        """Keep the first step of the plan, and of the best tokens a few that leave room."""
         kept = {plan[0]: row[plan[0]] if np.isfinite(row[plan[0]]) else np.float32(0.0)}
+        searches = SEARCHES
         for token in _best(row):
-            if token == plan[0] or self._fits(token, matcher, plan):
+            if token in kept:
+                continue
+            fits, searched = self._fits(token, matcher, plan, search=searches > 0)
+            searches -= searched
+            if fits:
                 kept[token] = row[token]
+                if len(kept) > ENOUGH:
+                    break
         row[:] = FORBIDDEN
         for token, value in kept.items():
             row[token] = value
 
-    def _fits(self, token: int, matcher: LLMatcher, plan: list[int]) -> bool:
-        """What closes the answer behind `token` fits into what is left."""
+    def _fits(self, token: int, matcher: LLMatcher, plan: list[int], *, search: bool) -> tuple[bool, bool]:
+        """Whether what closes the answer behind `token` fits into what is left; whether it took a search."""
         left = (self._left or 0) - 1
-        if len(plan) <= left and matcher.validate_tokens([token, *plan]) == 1 + len(plan):
-            return True
-        copy = matcher.deep_copy()
-        if not copy.consume_token(token):
-            return False
-        if copy.is_stopped():
-            return True
-        lexer = self._lexer.copy()
-        lexer.feed(self._tokens.pieces[token])
-        after = self._closer.plan(copy, lexer, left)
-        if after is None:
-            return False
-        self._next[token] = after
-        return True
+        after = self._closer.behind(matcher, token, plan, left)
+        if after is None and search:
+            copy = matcher.deep_copy()
+            if not copy.consume_token(token):
+                return False, False
+            if copy.is_stopped():
+                return True, False
+            lexer = self._lexer.copy()
+            lexer.feed(self._tokens.pieces[token])
+            after = self._closer.plan(copy, lexer, left, states=QUICK)
+            if after is not None:
+                self._next[token] = after
+            return after is not None, True
+        if after is not None:
+            self._next[token] = after
+        return after is not None, False
 
 
 def required_names(schema: object, depth: int = 64) -> Iterable[bytes]:
@@ -166,10 +180,11 @@ def _ink(piece: bytes) -> bool:
 
 
 def _best(row: NDArray[np.float32]) -> list[int]:
+    """The most likely first."""
     ids = np.flatnonzero(row >= row.max() - REACH)
     if ids.size > CANDIDATES:
         ids = ids[np.argpartition(-row[ids], CANDIDATES)[:CANDIDATES]]
-    return [int(token) for token in ids]
+    return [int(token) for token in ids[np.argsort(-row[ids], kind="stable")]]
 
 
 def only(row: NDArray[np.float32], token: int) -> None:

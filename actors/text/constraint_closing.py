@@ -4,6 +4,7 @@ The grammar is a black box: the search asks it which bytes may follow. It follow
 where it can, takes the cheapest kind of value elsewhere, and goes back to the last choice when a way grows too long.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,9 +24,13 @@ MAX_LOCAL_STATES = 160
 MAX_WAYS = 6
 #: From so many allowed bytes on, only some of each kind are tried.
 MANY = 40
-_FEW = b'0159afAFzZ-_.:/@+TZ ,"\\}]'
+#: No token is taken to stand for more bytes than this when the length of a plan is guessed.
+LONGEST_PIECE = 8
+_FEW = b'.0159afAFzZ-_:/@+T ,"\\}]'
 #: Longest ways looked for, in ids of single bytes; the second where the first finds none, and so on.
 _BOUNDS = (64, 512, 4096)
+
+_STRUCTURE = re.compile(rb"[,}\]]")
 
 Run = tuple[int, ...]
 
@@ -74,14 +79,38 @@ class Closer:
         self._closers = tuple(run for run in (self._run(b"}"), self._run(b"]")) if run)
         self._xml_close = self._run(XML_CLOSE)
 
-    def plan(self, matcher: LLMatcher, lexer: Lexer, most: int) -> list[int] | None:
-        """Ids that end the answer from here, the end token last: at most `most`; None where none were found."""
+    def plan(self, matcher: LLMatcher, lexer: Lexer, most: int, *, states: int = MAX_STATES) -> list[int] | None:
+        """Ids that end the answer from here, the end token last: at most `most`; None where none were found.
+
+        `states`: how many states may be looked at.
+        """
         for bound in _BOUNDS:
-            path = self._search(matcher.deep_copy(), lexer.copy(), bound)
+            path = self._search(matcher.deep_copy(), lexer.copy(), bound, states)
             if path is not None:
                 plan = self._shortened(matcher, path)
                 return plan if len(plan) <= most else None
+            if bound > LONGEST_PIECE * most:
+                return None
         return None
+
+    def behind(self, matcher: LLMatcher, token: int, plan: list[int], most: int) -> list[int] | None:
+        """A plan behind `token` that is made of the plan for the state before it; None where none of these fits."""
+        piece = self._tokens.pieces[token]
+        text, rest = self._split(plan)
+        for after in _continuations(piece, text):
+            new = [*self._greedy(after), *rest]
+            if len(new) <= most and matcher.validate_tokens([token, *new]) == 1 + len(new):
+                return new
+        return None
+
+    def _split(self, plan: list[int]) -> tuple[bytes, list[int]]:
+        """The text a plan begins with, and the ids from its first special one on."""
+        text = bytearray()
+        for index, token in enumerate(plan):
+            if token in self._specials or token == self._tokens.eos_id:
+                return bytes(text), plan[index:]
+            text += self._tokens.pieces[token]
+        return bytes(text), []
 
     def _run(self, data: bytes) -> Run:
         run = tuple(self._tokens.byte_ids[byte] for byte in data)
@@ -89,11 +118,11 @@ class Closer:
 
     # -- the search ----------------------------------------------------------------------------
 
-    def _search(self, matcher: LLMatcher, lexer: Lexer, bound: int) -> list[int] | None:
+    def _search(self, matcher: LLMatcher, lexer: Lexer, bound: int, states: int) -> list[int] | None:
         """Depth first over choices, within `bound` ids. The matcher is used up."""
         path: list[int] = []
         choices: list[tuple[int, Lexer, Iterator[Run]]] = []
-        for _ in range(MAX_STATES):
+        for _ in range(states):
             if matcher.is_accepting():
                 return [*path, self._tokens.eos_id]
             runs = iter(self._ways(matcher, lexer)) if len(path) < bound else iter(())
@@ -122,7 +151,7 @@ class Closer:
 
     def _ways(self, matcher: LLMatcher, lexer: Lexer) -> Iterable[Run]:
         """What may come next, the best first."""
-        forced = self._run(matcher.compute_ff_bytes())
+        forced = self._forced(matcher)
         if forced:
             return (forced,)
         for special in self._specials:
@@ -169,6 +198,11 @@ class Closer:
                         following.append((prefix + run, after))
                 matcher.rollback(len(prefix))
             level = following
+            if len(allowed) > MANY:
+                break  # free text that may not end yet: any character will do
+        if not found:
+            # Too far to see from here: a step in the right direction, and another look from there.
+            return [prefix for prefix, _ in level[:MAX_WAYS] if prefix]
         found.sort(key=lambda run: (self._named(run) not in self._names, len(run)))
         return found
 
@@ -177,7 +211,7 @@ class Closer:
         run = self._run(bytes([byte]))
         if matcher.try_consume_tokens(list(run)) != len(run):
             return None
-        forced = self._run(matcher.compute_ff_bytes())
+        forced = self._forced(matcher)
         taken = matcher.try_consume_tokens(list(forced)) if forced else 0
         after = self._allowed(matcher)
         if matcher.is_accepting():
@@ -200,6 +234,10 @@ class Closer:
         return bytes(self._byte_of.get(token, 0) for token in run).split(b'"')[0]
 
     # -- questions to the grammar --------------------------------------------------------------
+
+    def _forced(self, matcher: LLMatcher) -> Run:
+        """The bytes that must follow. The library writes a special token among them as 0xff and a name: not ours."""
+        return self._run(matcher.compute_ff_bytes().split(b"\xff", 1)[0])
 
     @staticmethod
     def _takes(matcher: LLMatcher, run: Run) -> bool:
@@ -237,6 +275,22 @@ class Closer:
             return list(self._tokens.trie.greedy_tokenize(data.decode()))
         except UnicodeDecodeError:
             return [self._tokens.byte_ids[byte] for byte in data]
+
+
+def _continuations(piece: bytes, text: bytes) -> Iterator[bytes]:
+    """What may end the answer behind `piece` where `text` would have ended it without: all of it, what `piece` has not
+    said of it yet, or what follows the value that `piece` replaces (a string's closing quote, a list's bracket first).
+    """
+    yield text
+    shared = 0
+    while shared < min(len(piece), len(text)) and piece[shared] == text[shared]:
+        shared += 1
+    if shared:
+        yield text[shared:]
+    found = _STRUCTURE.search(text)
+    following = text[found.start() :] if found is not None else b""
+    for end in (b"", b'"', b"]", b"}"):
+        yield end + following
 
 
 def _tried(allowed: frozenset[int]) -> list[int]:
