@@ -1,8 +1,10 @@
 """The trained tiny vision model through /v1/chat/completions: it sees what it is shown, and nothing in noise."""
 
 import json
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from ops.tiny_vision.pictures import (
 )
 from tests.harness.daemon import DaemonProcess
 
+pytestmark = pytest.mark.timeout(300)
 MODEL = "tiny:neuron/tiny-vision"
 #: No seed of training.
 FRESH = 20_261_201
@@ -30,8 +33,10 @@ COUNT = 72
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    with DaemonProcess(config=CONFIG, models=[MODEL]) as running:
-        running.wait_state("neuron/tiny-vision", "ready", timeout_s=90.0)
+    # Kernels that other runs compiled: the daemon of a test has a home of its own.
+    environment = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
+    with DaemonProcess(config=CONFIG, models=[MODEL], environment=environment, wait=False) as running:
+        running.wait_ready(280.0)
         yield running
 
 

@@ -13,6 +13,8 @@ from neuron.kernels.vision.model import VisionModel
 from tests.kernels.decoder.tiny import Floats, load
 from tests.kernels.vision.tiny import IMAGE_TOKEN, SCALE, patches_of, picture, pixel_values, tiny_vision
 
+#: A first run compiles the step.
+pytestmark = pytest.mark.timeout(300)
 Ids = npt.NDArray[np.int32]
 
 
