@@ -27,7 +27,7 @@ class Traffic:
     def __init__(self) -> None:
         #: Ours alone: the default registry is global to the process.
         self.registry = CollectorRegistry(auto_describe=True)
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         requests, seconds = table.HTTP_REQUESTS, table.HTTP_SECONDS
         self._requests = Counter(requests.name, requests.help, requests.labels, registry=self.registry)
         self._seconds = Histogram(seconds.name, seconds.help, seconds.labels, buckets=_BUCKETS, registry=self.registry)

@@ -181,6 +181,7 @@ def test_chat_sends_pictures_by_path_once(server: FakeServer, tmp_path: Path) ->
     assert run("chat", "--url", server.url, stdin=lines).exit_code == 0
     first, second = (request.messages[0] for request in server.daemon.requests)
     assert first == second
+    assert isinstance(first.content, tuple)
     image, text = first.content
     assert isinstance(image, ImagePart)
     assert image.url.startswith("data:image/png;base64,")
