@@ -52,7 +52,9 @@ def load_weights(
     """Read a checked model. One tensor is in flight at a time; matrices become what `quant` makes of them."""
 
     def matrix(name: str) -> Matrix:
-        return reader.matrix(name, None if quant is None else resident_type(quant, name, reader.columns(name)))
+        read = reader.matrix(name, None if quant is None else resident_type(quant, name, reader.columns(name)))
+        reader.release(name)
+        return read
 
     def norm(name: str) -> Floats:
         weight = reader.vector(name)

@@ -34,6 +34,11 @@ class GgufSet:
         tensor = self.tensors[name]
         return self._parts[tensor.part].view[tensor.offset : tensor.offset + tensor.nbytes]
 
+    def release(self, name: str) -> None:
+        """The bytes of tensor `name` are copied: take them out of this process's memory."""
+        tensor = self.tensors[name]
+        self._parts[tensor.part].release(tensor.offset, tensor.nbytes)
+
     def dequantised(self, name: str) -> npt.NDArray[np.float32]:
         """Tensor `name` as float32 of its shape (a copy)."""
         tensor = self.tensors[name]

@@ -35,6 +35,13 @@ class MappedFile:
     def name(self) -> str:
         return self.path.name
 
+    def release(self, offset: int, nbytes: int) -> None:
+        """Take the whole pages of a part out of this process's memory; they are read again when touched again."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
+
 
 def open_mapped(
     path: Path, kind: FormatKind, parse: Callable[[memoryview, int, str], Header]

@@ -43,6 +43,11 @@ class SafetensorsSet:
         tensor = self.tensors[name]
         return self._parts[tensor.part].view[tensor.offset : tensor.offset + tensor.nbytes]
 
+    def release(self, name: str) -> None:
+        """The bytes of tensor `name` are copied: take them out of this process's memory."""
+        tensor = self.tensors[name]
+        self._parts[tensor.part].release(tensor.offset, tensor.nbytes)
+
 
 def merge_headers(headers: Sequence[Mapping[str, SafetensorsTensor]]) -> Mapping[str, SafetensorsTensor]:
     """Tensors of all files under one name space. Raises FormatError: nothing there, or a tensor in two files."""

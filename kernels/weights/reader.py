@@ -25,6 +25,7 @@ class WeightReader(Protocol):
     def matrix(self, name: str, kind: GgmlType | None = None) -> Matrix: ...
     def vector(self, name: str) -> Floats: ...
     def columns(self, name: str) -> int: ...
+    def release(self, name: str) -> None: ...
     def has(self, name: str) -> bool: ...
 
 
@@ -38,6 +39,10 @@ class GgufReader:
     def columns(self, name: str) -> int:
         """Weights in one row of matrix `name`."""
         return math.prod(self._opened.tensors[name].shape[1:])
+
+    def release(self, name: str) -> None:
+        """Tensor `name` is read: its mapped pages need not stay in memory beside the copy."""
+        self._opened.release(name)
 
     def matrix(self, name: str, kind: GgmlType | None = None) -> Matrix:
         """Tensor `name`; the first dimension is rows, the others one row."""
@@ -62,6 +67,10 @@ class SafetensorsReader:
     def columns(self, name: str) -> int:
         """Weights in one row of matrix `name`."""
         return math.prod(self._opened.tensors[name].shape[1:])
+
+    def release(self, name: str) -> None:
+        """Tensor `name` is read: its mapped pages need not stay in memory beside the copy."""
+        self._opened.release(name)
 
     def matrix(self, name: str, kind: GgmlType | None = None) -> Matrix:
         """Tensor `name`; FP8 blocks that stay as they are become bfloat16."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tests.kernels.decoder.tiny import Floats
 from tests.kernels.formats.gguf_files import GgufBuilder, Tensor, tensor
@@ -54,8 +55,8 @@ def _converted(name: str, array: Floats, settings: Any, without: Convention | No
 
 def _tiled(name: str, array: Floats, settings: Any) -> Floats:
     keys, heads, width = settings.linear_num_key_heads, settings.linear_num_value_heads, settings.linear_value_head_dim
-    order = np.arange(heads).reshape(keys, -1).T.reshape(-1)
-    rows = (order[:, None] * width + np.arange(width)).reshape(-1)
+    order: npt.NDArray[np.int64] = np.arange(heads).reshape(keys, -1).T.reshape(-1)
+    rows: npt.NDArray[np.int64] = (order[:, None] * width + np.arange(width)).reshape(-1)
     first = 2 * keys * settings.linear_key_head_dim
     if name in ("ssm_a", "ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
         return array[order]

@@ -74,8 +74,8 @@ def _undone(name: str, values: Floats, settings: Any) -> tuple[str, Floats]:
 def _grouped(rest: str, values: Floats, settings: Any) -> Floats:
     keys, heads = settings.linear_num_key_heads, settings.linear_num_value_heads
     width = settings.linear_value_head_dim
-    order = np.arange(heads).reshape(-1, keys).T.reshape(-1)
-    rows = (order[:, None] * width + np.arange(width)).reshape(-1)
+    order: npt.NDArray[np.int64] = np.arange(heads).reshape(-1, keys).T.reshape(-1)
+    rows: npt.NDArray[np.int64] = (order[:, None] * width + np.arange(width)).reshape(-1)
     first = 2 * keys * settings.linear_key_head_dim
     if rest == "ssm_a":
         logarithm: Floats = np.log(-values)
