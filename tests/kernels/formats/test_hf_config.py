@@ -36,7 +36,7 @@ def test_each_architecture() -> None:
     assert hybrid.linear is not None
     assert not hybrid.linear.tiled_value_heads
     assert [kind is LayerKind.FULL for kind in hybrid.layer_kinds] == [False, False, False, True]
-    assert hybrid.state_bytes == 3 * 4 * (4 * 8 * 16 + (2 * 2 * 8 + 64) * 3)
+    assert hybrid.state_bytes == 3 * 4 * (4 * 8 * 16 + (2 * 2 * 8 + 64) * 4)
     assert llama.kv_elements_per_token == 2 * 2 * 2 * 8
 
 
