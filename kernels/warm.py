@@ -13,6 +13,7 @@ from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import Architecture, LayerKind, ModelConfig, RopeConfig
 from neuron.kernels.load import build_model, reported, warm_up
+from neuron.kernels.quant.quantise import quantise_into
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats, Matrix, aligned_bytes, empty_matrix
 
@@ -61,9 +62,19 @@ def main() -> None:
     model = build_model(config, tiny_weights(config), Team(2), 64)
     with reported(_show):
         warm_up(model)
+        quantise_once()
     model.close()
     place = cache_directory() or "memory only: no folder can be written to"
     sys.stdout.write(f"compiled for this CPU in {time.perf_counter() - start:.1f} s ({place})\n")
+
+
+def quantise_once() -> None:
+    """Run the quantiser of every block type, so that no load with a `quant` has to compile one."""
+    team = Team(2)
+    for kind in GgmlType:
+        values = np.zeros((2, kind.block_size), dtype=np.float32)
+        quantise_into(kind, values, np.empty((2, kind.nbytes(kind.block_size)), dtype=np.uint8), team)
+    team.close()
 
 
 def _show(_stage: str, fraction: float) -> None:
