@@ -21,9 +21,8 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from neuron.actors.images.geometry import smart_resize
 from neuron.actors.images.patches import to_patches
 from ops.tiny_vision.pictures import NO_PICTURE, NO_SQUARE, QUESTIONS, noise, random_picture
-from ops.tiny_vision.vocabulary import CHAT_TEMPLATE, build_tokenizer
+from ops.tiny_vision.vocabulary import CHAT_TEMPLATE, TARGET, build_tokenizer
 
-TARGET = Path(__file__).parent / "model" / "neuron" / "tiny-vision"
 PATCH, MERGE, TEMPORAL = 16, 2, 2
 MIN_PIXELS, MAX_PIXELS = 96 * 96, 128 * 128
 ROWS = 416
@@ -214,7 +213,7 @@ def write(model: Qwen3_5ForConditionalGeneration, tokenizer: Tokenizer, target: 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ops.tiny_vision.train")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--target", type=Path, default=TARGET)

@@ -1,9 +1,13 @@
 """The tokenizer and chat template of the tiny vision model: byte-level BPE with the special tokens of its family."""
 
+from pathlib import Path
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ops.tiny_vision.pictures import COLOURS, NO_PICTURE, NO_SQUARE, PLACES, QUESTIONS
 
+TARGET = Path(__file__).parent / "model" / "neuron" / "tiny-vision"
+"""Where the trained model is kept."""
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def shown(image: Image.Image, question: str = QUESTIONS[0]) -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
-def said(daemon: DaemonProcess, *messages: dict[str, Any], **fields: Any) -> str:
-    body = {"model": MODEL, "messages": list(messages), "max_tokens": 32, "temperature": 0, **fields}
-    with daemon.client() as client:
+def said(daemon: DaemonProcess, *messages: dict[str, Any], account: str = "tester") -> str:
+    body = {"model": MODEL, "messages": list(messages), "max_tokens": 32, "temperature": 0}
+    with daemon.client(headers={"x-helexa-account-id": account}) as client:
         response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     answer: str = response.json()["choices"][0]["message"]["content"]
@@ -74,7 +75,7 @@ def test_it_names_colour_and_place(daemon: DaemonProcess, pictures: list[Picture
 def test_noise_tells_it_nothing(daemon: DaemonProcess, pictures: list[Picture]) -> None:
     """The control of the test above: with noise of the same size in place of each picture it is right no more."""
     rng = random.Random(FRESH + 2)
-    right = [said(daemon, shown(noise(picture.image.size, rng))) == picture.answer for picture in pictures[::3]]
+    right = [said(daemon, shown(noise(picture.image.size, rng))) == picture.answer for picture in pictures[::4]]
     assert sum(right) <= 0.1 * len(right)
 
 
@@ -111,3 +112,35 @@ def test_what_is_told_of_it(daemon: DaemonProcess) -> None:
     assert entry["capabilities"] == ["text", "vision"]
     assert entry["architecture"] == "qwen3_5"
     assert entry["servable"]["ok"]
+
+
+def test_answers_do_not_cross(daemon: DaemonProcess, pictures: list[Picture]) -> None:
+    """CONC-01: four clients in random order, every third leaves early; each whole answer is the one given alone."""
+    prompts = [shown(picture.image) for picture in pictures[::24]]
+    prompts += [{"role": "user", "content": question} for question in QUESTIONS[:2]]
+    alone = [said(daemon, prompt) for prompt in prompts]
+
+    def client(seed: int) -> list[bool]:
+        rng, same = random.Random(seed), []
+        for turn in range(6):
+            index = rng.randrange(len(prompts))
+            if turn % 3 == 2:
+                leave(daemon, prompts[index], after=rng.randrange(3))
+            else:
+                same.append(said(daemon, prompts[index], account=f"client {seed}") == alone[index])
+        return same
+
+    with ThreadPoolExecutor(4) as clients:
+        found = [same for answers in clients.map(client, range(4)) for same in answers]
+    assert found == [True] * 16
+    assert daemon.model("neuron/tiny-vision")["state"] == "ready"  # type: ignore[index]
+
+
+def leave(daemon: DaemonProcess, message: dict[str, Any], after: int) -> None:
+    """Begin a stream and go away after some of its lines."""
+    body = {"model": MODEL, "messages": [message], "max_tokens": 32, "temperature": 0, "stream": True}
+    headers = {"x-helexa-account-id": "leaver"}
+    with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+        if answer.status_code == 200:
+            for _ in zip(range(after), answer.iter_lines(), strict=False):
+                pass
