@@ -72,7 +72,10 @@ class Listener:
 
     async def serve(self, stop: asyncio.Event, *, grace_s: float) -> None:
         """Accept until `stop`; then close idle connections at once and the others after `grace_s` seconds."""
-        server = await asyncio.start_server(self._accepted, sock=self._sock, backlog=_BACKLOG)
+        # asyncio accepts as often as its backlog says before it looks up, and goes on, a log line each time, when the
+        # process has no descriptor left: so it is told 1, and the kernel the real number.
+        server = await asyncio.start_server(self._accepted, sock=self._sock, backlog=1)
+        self._sock.listen(_BACKLOG)
         try:
             await stop.wait()
         finally:

@@ -38,7 +38,9 @@ class Http1Protocol(H11Protocol):
     def answering(self) -> bool:
         """True while a request that arrived whole has no complete answer yet."""
         connection = self.connection
-        return self.stream is not None and connection.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
+        if self.stream is None or connection.their_state in {h11.SEND_BODY, h11.ERROR}:
+            return False
+        return connection.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY}
 
     async def knock(self) -> bool:
         """Send bytes that mean nothing: a peer that is gone answers with a reset. False: nothing can be sent now."""

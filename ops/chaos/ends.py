@@ -57,7 +57,7 @@ def _end(daemon: DaemonProcess, number: signal.Signals, moment: str) -> dict[str
 
 def right(outcome: dict[str, Any]) -> bool:
     expected = 0 if outcome["signal"] == "SIGTERM" else -signal.SIGKILL
-    return outcome["left"] == 0 and outcome["status"] == expected
+    return bool(outcome["left"] == 0 and outcome["status"] == expected)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -74,6 +74,8 @@ class DaemonProcess:
         self.process: subprocess.Popen[bytes]
         self._lines: list[str] = []
         self._news = threading.Condition()
+        self._reading = threading.Event()
+        self._reading.set()
         self._directory = tempfile.TemporaryDirectory(prefix="neuron-test-")
         self.directory = Path(self._directory.name)
 
@@ -119,6 +121,7 @@ class DaemonProcess:
         return {**kept, "HOME": str(self.directory), **self.environment}
 
     def _end(self) -> None:
+        self._reading.set()
         try:
             if self.process.poll() is None:
                 self.process.terminate()
@@ -238,9 +241,17 @@ class DaemonProcess:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for raw in self.process.stderr:
+            self._reading.wait()
             with self._news:
                 self._lines.append(raw.decode("utf-8", "replace").rstrip("\n"))
                 self._news.notify_all()
+
+    def pause_reading(self) -> None:
+        """Leave the log unread, so that its pipe fills up."""
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        self._reading.set()
 
     def raw_log(self) -> list[str]:
         """Every line on stderr so far, of the daemon and its device processes."""

@@ -276,6 +276,7 @@ class Rows:
         A model that the row poisoned is cured by a load; one that it unloaded is loaded again.
         """
         self.resident()
+        self.fill_helpers()
         before = Holding.of(self.daemon)
         with Neighbour(self.daemon) if neighbour else contextlib.nullcontext():
             yield self
@@ -284,6 +285,7 @@ class Rows:
             refusal = self.ask()
             assert refusal.status_code in (404, 503), refusal.text
         self.resident()
+        self.fill_helpers()
         self.check(before)
 
     def check(self, before: Holding) -> None:
