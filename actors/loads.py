@@ -54,8 +54,9 @@ class LoadDesk:
         self._on_poisoned = on_poisoned
         self.closed = False
         self.residency = Residency(settings.residency, catalogue, self.begin_unload)
-        #: By qualified id, of every model that was ever loaded: counters outlive an unload.
+        #: By qualified id, of every model that was ever loaded: counters and names outlive an unload.
         self.figures: dict[str, Figures] = {}
+        self.public_ids: dict[str, str] = {}
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -111,8 +112,10 @@ class LoadDesk:
 
     def _new_entry(self, plan: LoadPlan) -> ModelActor:
         model_id = plan.model_id
+        public_id = self._catalogue.public_id(model_id.bare, model_id.qualified)
+        self.public_ids[model_id.qualified] = public_id
         entry = ModelActor(
-            self._catalogue.public_id(model_id.bare, model_id.qualified),
+            public_id,
             model_id.qualified,
             plan.own.aliases if plan.own is not None else (),
             self._settings.limits,

@@ -138,8 +138,12 @@ class Registry:
         return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]
 
     def figures(self) -> dict[str, Figures]:
-        names = {entry.source_id: entry.model_id for entry in self._catalogue}
-        return {names.get(source_id, source_id): figures for source_id, figures in self._desk.figures.items()}
+        found: dict[str, Figures] = {}
+        for source_id, figures in self._desk.figures.items():
+            name = self._desk.public_ids[source_id]
+            # Two sources may have had the same bare id, one after the other.
+            found[source_id if name in found else name] = figures
+        return found
 
     def request_records(self) -> list[RequestRecord]:
         running = [record for entry in self._catalogue for record in entry.running()]
