@@ -83,6 +83,18 @@ async def test_answers_are_those_of_an_empty_cache(model: DeviceModel, budget: i
     talk.close()
 
 
+async def test_memory_held_is_the_budget_and_no_more(hybrid: DeviceModel) -> None:
+    """`close` compares what the model holds with what the daemon counts."""
+    budget = 2_000_000
+    talk = Conversations(hybrid, budget, seed=3)
+    for _ in range(30):
+        await talk.warm(talk.next_prompt(), 1)
+        assert talk.cache.tree.nbytes <= budget
+    assert talk.cache.tree.nbytes > 0.95 * budget
+    assert talk.cache.counters.evictions > 0
+    talk.close()
+
+
 async def test_a_state_that_is_not_copied_is_noticed(hybrid: DeviceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "put_state", lambda cache, block: None)
     talk = Conversations(hybrid, BIG, seed=1)
