@@ -11,7 +11,13 @@ import numpy as np
 from neuron.kernels.compile_cache import cache_directory, prune
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.ggml_types import GgmlType
-from neuron.kernels.formats.model_config import Architecture, LayerKind, ModelConfig, RopeConfig
+from neuron.kernels.formats.model_config import (
+    Architecture,
+    LayerKind,
+    LinearAttentionConfig,
+    ModelConfig,
+    RopeConfig,
+)
 from neuron.kernels.load import build_model, reported, warm_up
 from neuron.kernels.quant.quantise import quantise_into
 from neuron.kernels.threads import Team
@@ -21,12 +27,12 @@ _SIZE = 32
 
 
 def tiny_model_config() -> ModelConfig:
-    """One layer of every width 32."""
+    """One layer of each kind, of width 32: the hybrid runs everything that the others run."""
     return ModelConfig(
-        architecture=Architecture.LLAMA,
+        architecture=Architecture.QWEN3_5,
         vocab_size=_SIZE,
         hidden_size=_SIZE,
-        num_layers=1,
+        num_layers=2,
         num_heads=2,
         num_kv_heads=1,
         head_dim=16,
@@ -34,7 +40,9 @@ def tiny_model_config() -> ModelConfig:
         rms_norm_eps=1e-5,
         max_position=64,
         rope=RopeConfig(theta=10000.0, rotary_dim=16),
-        layer_kinds=(LayerKind.FULL,),
+        layer_kinds=(LayerKind.LINEAR, LayerKind.FULL),
+        attn_output_gate=True,
+        linear=LinearAttentionConfig(key_heads=1, value_heads=2, key_dim=16, value_dim=16, conv_kernel=4),
     )
 
 
@@ -42,17 +50,35 @@ def tiny_weights(config: ModelConfig) -> DecoderWeights:
     """Weights of zeros, quantised."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = {"q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query)}
-    shapes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    embedding = _zeros(config.vocab_size, hidden)
-    layers = [
-        LayerWeights(
-            {role: _zeros(*shape) for role, shape in shapes.items()},
-            {role: _ones(hidden) for role in ("attn_norm", "ffn_norm")},
+    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    full = {"q": (query, hidden), "q_gate": (query, hidden), "k": (key, hidden), "v": (key, hidden)}
+    full |= {"o": (hidden, query)}
+    embedding, layers = _zeros(config.vocab_size, hidden), []
+    for kind in config.layer_kinds:
+        shapes, vectors = full, {"attn_norm": hidden, "ffn_norm": hidden}
+        if kind is LayerKind.LINEAR and config.linear is not None:
+            shapes = _linear_shapes(config.linear, hidden)
+            channels = shapes["linear_qkv"][0]
+            vectors |= {"linear_conv": config.linear.conv_kernel * channels, "linear_norm": config.linear.value_dim}
+            vectors |= {"linear_decay": config.linear.value_heads, "linear_dt_bias": config.linear.value_heads}
+        layers.append(
+            LayerWeights(
+                {role: _zeros(*shape) for role, shape in (shapes | mlp).items()},
+                {role: _ones(size) for role, size in vectors.items()},
+            )
         )
-        for _ in range(config.num_layers)
-    ]
     return DecoderWeights(embedding, embedding, _ones(hidden), layers)
+
+
+def _linear_shapes(linear: LinearAttentionConfig, hidden: int) -> dict[str, tuple[int, int]]:
+    values, heads = linear.value_heads * linear.value_dim, linear.value_heads
+    return {
+        "linear_qkv": (2 * linear.key_heads * linear.key_dim + values, hidden),
+        "linear_z": (values, hidden),
+        "linear_a": (heads, hidden),
+        "linear_b": (heads, hidden),
+        "linear_out": (hidden, values),
+    }
 
 
 def main() -> None:
