@@ -1,6 +1,6 @@
 """`python -m ops.tiny_vision.train`: trains the tiny vision model with transformers and writes its repository.
 
-A few minutes on two cores. The result (safetensors in bfloat16, config, tokenizer, template, preprocessor) is what is
+Some ten minutes of one core. The result (safetensors in bfloat16, config, tokenizer, template, preprocessor) is what is
 committed beside this script; everything random is seeded.
 """
 

@@ -290,6 +290,13 @@ def test_a_device_lost_while_it_looks(control: Any) -> None:
         response = chat(daemon, user(image(RED)))
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         assert chat(daemon, user(image(RED))).status_code == 200
+        # The client goes while the device looks: that job ends, no other follows, and the next request is served.
+        control.write_text(json.dumps([{**point, "action": "sleep", "seconds": 0.7}]))
+        leaving = daemon.chat_body("eyes", messages=user(image(uri(encoded(textured(90, 90))))), stream=True)
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=leaving) as answer:
+            assert answer.status_code == 200
+        daemon.wait_for_log("failed", error_code="client_disconnected", phase="prefill")
+        assert prompt_tokens(chat(daemon, user(image(RED)))) > RED_TOKENS
         control.write_text(json.dumps([{**point, "action": "signal"}]))
         fresh = image(uri(encoded(textured(64, 64))))
         assert chat(daemon, user(fresh)).status_code in (500, 503)
