@@ -47,8 +47,10 @@ def register(app: Quart, daemon: Daemon) -> None:
             include_thinking=context.include_thinking,
             logprobs=request.logprobs,
         )
-        stream = await _submit(daemon, request, context)
-        if call.stream:
+        stream, streamed = await _submit(daemon, request, context), call.stream
+        # Megabytes of images need not wait for a buffered answer.
+        del call, request
+        if streamed:
             return event_stream(inference_frames(stream, ChatStream(shape), context.note_error))
         fold = ChatFold(shape)
         await collect(stream, fold.push)
@@ -58,9 +60,10 @@ def register(app: Quart, daemon: Daemon) -> None:
     async def responses() -> Response:
         context = current()
         call = await _parse(context, read_responses)
-        stream = await _submit(daemon, call.request, context)
+        stream, streamed = await _submit(daemon, call.request, context), call.stream
         projection = ResponsesStream(_responses_shape(call, context))
-        if call.stream:
+        del call
+        if streamed:
             return event_stream(inference_frames(stream, projection, context.note_error))
         await collect(stream, projection.push)
         return Response(responses_body(projection), content_type="application/json")
