@@ -51,7 +51,7 @@ for name in api-keys admin-keys; do
     (umask 077; "$python" -c 'import secrets; print(secrets.token_urlsafe(32))' > "$etc/$name")
     say "wrote $etc/$name with a fresh key."
 done
-cp "$source"/ops/docs/*.md "$root/usr/share/doc/neuron/"
+cp -r "$source"/ops/docs/. "$root/usr/share/doc/neuron/"
 sed "s|/opt/neuron/bin/neuron|$prefix/bin/neuron|" "$source/ops/systemd/neuron.service" > "$units/neuron.service"
 chmod 0644 "$units/neuron.service"
 say "wrote $units/neuron.service."

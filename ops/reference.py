@@ -7,6 +7,7 @@ OpenAPI document, the command line and the log calls. So the documents name what
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+@cache
 def pages() -> dict[str, str]:
     makers: dict[str, Callable[[], str]] = {
         "api.md": api_page,

@@ -175,5 +175,10 @@ class Browser:
             self.press("Tab")
         raise AssertionError(f"the keyboard does not reach {selector}")
 
+    def choose_file(self, selector: str, path: Path) -> None:
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

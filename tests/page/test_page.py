@@ -3,6 +3,7 @@
 With NEURON_SCREENSHOTS=DIR the two themes are saved there (ops/docs/images holds the ones of the documents).
 """
 
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from neuron.api.page_files import PAGE_PATHS
 from tests.harness.browser import Browser, find_chromium
@@ -40,7 +42,13 @@ ENDLESS = say("tick ", repeat=True, delay_ms=50)
 BROKEN: dict[str, Any] = {
     "turns": [{"emit": ["x"], "fault": {"at": 0, "phase": "decode", "kind": "device", "text": "illegal address"}}]
 }
-SCRIPTS = {"example/thinker": THINKER, "example/endless": ENDLESS, "example/spare": say("spare")}
+SEEING = {"capabilities": ["text", "vision"], **say("a picture", {"eos": True})}
+SCRIPTS = {
+    "example/thinker": THINKER,
+    "example/endless": ENDLESS,
+    "example/spare": say("spare"),
+    "example/seeing": SEEING,
+}
 THINKER_ID = "example/thinker"
 
 
@@ -137,6 +145,37 @@ def test_load_and_unload_by_keyboard(browser: Browser) -> None:
 
 
 @needs_browser
+def test_a_picture_goes_along_where_the_model_sees(browser: Browser, daemon: DaemonProcess, tmp_path: Path) -> None:
+    assert browser.value("document.querySelector('#image-place').hidden") is True
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(png())
+    assert daemon.load("example/seeing").status_code == 200
+    option = "document.querySelector('#chat-model option[value=\"example/seeing\"]')"
+    browser.wait(f"{option} !== null")
+    browser.value(
+        "document.querySelector('#chat-model').value = 'example/seeing';"
+        "document.querySelector('#chat-model').dispatchEvent(new Event('change'))"
+    )
+    browser.wait("!document.querySelector('#image-place').hidden")
+    browser.choose_file("#image", picture)
+    browser.wait("document.querySelector('#attached').textContent === 'picture.png'")
+    browser.tab_to("#prompt")
+    browser.type("What is this?")
+    browser.press("Enter")
+    browser.wait("document.querySelector('.turn.user:nth-last-of-type(2) img')?.naturalWidth === 8")
+    browser.wait("document.querySelector('.turn.assistant:last-of-type').textContent.includes('a picture')")
+    assert browser.value("document.querySelector('#attached').textContent") == ""
+    assert daemon.unload("example/seeing").status_code == 200
+
+
+def png() -> bytes:
+    """8 by 8 pixels of one colour."""
+    target = io.BytesIO()
+    Image.new("RGB", (8, 8), (200, 30, 30)).save(target, "PNG")
+    return target.getvalue()
+
+
+@needs_browser
 def test_every_control_has_a_name(browser: Browser) -> None:
     """As a screen reader gets them: from the browser's own accessibility tree."""
     browser.call("Accessibility.enable")
@@ -182,7 +221,9 @@ def test_both_themes_are_readable(browser: Browser, theme: str, tmp_path: Path) 
     folder = Path(os.environ.get("NEURON_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     browser.resize(1360, 1120)
-    browser.value("document.querySelector('#load-form').reset(); document.querySelector('#load-progress').textContent = ''")
+    browser.value(
+        "document.querySelector('#load-form').reset(); document.querySelector('#load-progress').textContent = ''"
+    )
     browser.value("scrollTo(0, 0); document.activeElement.blur()")
     browser.screenshot(folder / f"page-{theme}.png")
     assert (folder / f"page-{theme}.png").stat().st_size > 20_000
