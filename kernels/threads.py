@@ -13,6 +13,9 @@ from neuron.kernels.quant.memory import atomic_add, atomic_load, atomic_store, y
 
 #: Spins before a waiting thread offers its core to others.
 _SPINS = 4000
+#: `adapt` looks at windows of this length, and takes the cores for free when this part of one was spent running.
+_WINDOW_NS = 50_000_000
+_FREE = 0.85
 
 
 @inlined
@@ -32,6 +35,33 @@ def barrier(state, threads):
             yield_core()
 
 
+class Contention:
+    """How much of its time the calling thread waited for a core, from the kernel's own account (schedstat)."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._thread = 0
+
+    def read(self) -> tuple[int, int] | None:
+        """Nanoseconds that this thread ran, and that it was ready but waited; None where they are not told."""
+        try:
+            if self._thread != threading.get_ident():
+                self.close()
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                self._thread = threading.get_ident()
+            if self._file is None:
+                return None
+            ran, waited, _ = os.pread(self._file, 128, 0).split()
+            return int(ran), int(waited)
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._thread = None, 0
+
+
 @compiled
 def meet(thread, threads, state):
     """One barrier, for tests."""
@@ -44,8 +74,13 @@ class Team:
     Functions must be compiled without the GIL and must not raise: a thread that is missing at a barrier stops all.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, read_contention: Callable[[], tuple[int, int] | None] | None = None) -> None:
         self.threads = threads
+        #: How many of them `run` uses; `adapt` changes it.
+        self.active = threads
+        self._meter = Contention()
+        self._read_contention = read_contention or self._meter.read
+        self._account = (0, 0)
         state = np.zeros(32, dtype=np.int64)
         skip = (-state.ctypes.data % 64) // 8
         self._state = state[skip : skip + 16]
@@ -67,17 +102,18 @@ class Team:
         return self._state.ctypes.data
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call on all threads and wait for all."""
-        if self.threads == 1:
+        """Call on all active threads and wait for all."""
+        active = self.active
+        if active == 1:
             function(0, 1, *arguments)
             return
         self._function, self._arguments = function, arguments
-        for start in self._starts:
+        for start in self._starts[: active - 1]:
             start.release()
         try:
-            function(0, self.threads, *arguments)
+            function(0, active, *arguments)
         finally:
-            for done in self._done:
+            for done in self._done[: active - 1]:
                 done.acquire()
             self._function, self._arguments = None, ()
         if self._errors:
@@ -85,14 +121,34 @@ class Team:
             self._errors.clear()
             raise error
 
+    def adapt(self) -> bool:
+        """Use as many threads as cores are free for them; True when that changed. Called between pieces of work.
+
+        Threads that meet at barriers pay for every neighbour once a barrier: with other work on their cores they are
+        slower together than one of them is alone.
+        """
+        found = None if self.threads == 1 else self._read_contention()
+        if found is None:
+            return False
+        ran, waited = (now - before for now, before in zip(found, self._account, strict=True))
+        if ran + waited < _WINDOW_NS:
+            return False
+        self._account = found
+        free = ran / (ran + waited)
+        active = self.threads if free > _FREE else max(1, int(self.threads * free + 0.5))
+        changed, self.active = active != self.active, active
+        return changed
+
     def close(self) -> None:
         """End the threads."""
         self._function = None
+        self._meter.close()
         for start in self._starts:
             start.release()
         for worker in self._workers:
             worker.join()
-        self._workers, self._starts, self._done, self.threads = [], [], [], 1
+        self._workers, self._starts, self._done = [], [], []
+        self.threads = self.active = 1
 
     def _work(self, index: int) -> None:
         while True:
@@ -101,7 +157,7 @@ class Team:
             if function is None:
                 return
             try:
-                function(index + 1, len(self._workers) + 1, *self._arguments)
+                function(index + 1, self.active, *self._arguments)
             except BaseException as error:
                 self._errors.append(error)
             finally:

@@ -95,6 +95,8 @@ class DecoderModel:
             raise ValueError("rotary positions must be [3, tokens]")
         cache = self._cache(sequence)
         for start in range(0, len(tokens), PREFILL_ROWS):
+            if self._team.adapt():
+                torch.set_num_threads(self._team.active)
             part = tokens[start : start + PREFILL_ROWS]
             last = start + PREFILL_ROWS >= len(tokens)
             inside = _rows_within(spliced, start, start + len(part))

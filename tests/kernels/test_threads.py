@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from neuron.kernels.threads import Team, meet
+from neuron.kernels.threads import Contention, Team, meet
 
 
 def test_every_thread_runs_once() -> None:
@@ -42,3 +42,45 @@ def test_no_thread_is_left_after_close() -> None:
     team.close()
     team.close()
     assert threading.active_count() == before
+
+
+def test_a_team_shrinks_while_its_cores_are_taken_and_grows_again() -> None:
+    account = [0, 0]
+    team = Team(4, lambda: (account[0], account[1]))
+
+    def after(ran_ms: int, waited_ms: int) -> int:
+        account[0] += ran_ms * 1_000_000
+        account[1] += waited_ms * 1_000_000
+        team.adapt()
+        seen: list[tuple[int, int]] = []
+        team.run(lambda thread, threads: seen.append((thread, threads)))
+        assert sorted(seen) == [(thread, team.active) for thread in range(team.active)]
+        return team.active
+
+    assert after(100, 0) == 4
+    assert after(50, 50) == 2
+    assert after(5, 5) == 2, "too little was seen to tell"
+    assert after(10, 190) == 1
+    assert after(0, 100) == 1
+    assert after(100, 5) == 4
+    team.close()
+
+
+def test_without_an_account_of_the_kernel_all_threads_are_used() -> None:
+    team = Team(2, lambda: None)
+    assert not team.adapt()
+    assert team.active == 2
+    team.close()
+
+
+def test_the_kernel_tells_running_from_waiting() -> None:
+    meter = Contention()
+    first = meter.read()
+    if first is None:
+        pytest.skip("this kernel keeps no account of waiting threads")
+    while (second := meter.read()) is not None and second[0] == first[0]:
+        pass
+    assert second is not None
+    assert second[0] > first[0]
+    assert second[1] >= first[1]
+    meter.close()

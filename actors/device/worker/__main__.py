@@ -13,8 +13,15 @@ from neuron.runtime.child import (
     volunteer_for_oom,
 )
 
+#: How OpenMP threads of the library wait for their next piece of work: a moment at full speed, then asleep. Without
+#: this they hold their cores for milliseconds, against neighbours and against this process's own threads.
+_CALM_THREADS = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
+
 
 def main() -> int:
+    # Read by the libraries when they are loaded, which is later.
+    for name, value in _CALM_THREADS.items():
+        os.environ.setdefault(name, value)
     arguments = parse_child_arguments(sys.argv[1:])
     bind_to_parent(arguments.parent)
     leave_signals_to_parent()
