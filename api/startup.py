@@ -72,13 +72,18 @@ def _with_options(settings: Settings, options: ServeOptions) -> Settings:
         logging = replace(logging, level=options.log_level)
     if options.log_format is not None:
         logging = replace(logging, format=options.log_format)
-    known = {model.id for model in settings.models}
+    named = set(options.models)
+    configured = tuple(
+        replace(model, at_start=True) if model.id in named or named & set(model.aliases) else model
+        for model in settings.models
+    )
+    known = {name for model in settings.models for name in (model.id, *model.aliases)}
     extra = tuple(ModelSettings(id=model) for model in options.models if model not in known)
     return replace(
         settings,
         server=server,
         logging=logging,
-        models=settings.models + extra,
+        models=configured + extra,
         enable_scripted=options.enable_scripted,
     )
 

@@ -126,3 +126,11 @@ def test_a_name_that_means_two_models_is_refused(tmp_path: Path) -> None:
     config.write_text("[residency]\nkeep_alive_seconds = 0\n")
     with pytest.raises(ConfigError, match="keep_alive_seconds"):
         gather_settings(ServeOptions(config=config), {})
+
+
+def test_a_model_named_on_the_command_line_is_loaded_at_start_as_configured(tmp_path: Path) -> None:
+    config = '[[models]]\nid = "demo:a/b"\naliases = ["small"]\nmax_context = 9\nat_start = false\n'
+    for name in ("demo:a/b", "small"):
+        (model,) = gather(tmp_path, config, models=(name,)).models
+        assert (model.id, model.max_context, model.at_start) == ("demo:a/b", 9, True)
+    assert [model.at_start for model in gather(tmp_path, config, models=("demo:c/d",)).models] == [False, True]
