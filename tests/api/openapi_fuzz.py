@@ -17,6 +17,7 @@ import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.core.failures import FailureGroup
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks as rules
 
 from tests.harness.daemon import DaemonProcess
@@ -50,6 +51,7 @@ def operations(daemon: DaemonProcess) -> Iterator[Any]:
     schema.config.update(base_url=daemon.url)
     load_all_checks()
     for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
         yield result.ok()
 
 

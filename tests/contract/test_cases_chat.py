@@ -93,12 +93,13 @@ def test_chat_03_developer_is_system(daemon: DaemonProcess) -> None:
         messages = [{"role": role, "content": "Answer in rhyme."}, {"role": "user", "content": "hi"}]
         answer = ask(daemon, "shown", messages)
         assert (answer.content, answer.usage["prompt_tokens"]) == ("saw rhyme", len(SYSTEM))
-    for role in ("wizard", "", None, 3, "User"):
-        assert ask_status(daemon, "shown", [{"role": role, "content": "hi"}])["status"] == 400
+    odd: tuple[Any, ...] = ("wizard", "", None, 3, "User")
+    for name in odd:
+        assert ask_status(daemon, "shown", [{"role": name, "content": "hi"}])["status"] == 400
 
 
 def test_chat_03_system_turns_are_joined_in_order(daemon: DaemonProcess) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "one"},
         {"role": "user", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "two"}]},
