@@ -1,4 +1,4 @@
-"""Traps of REFERENCE section 5 that concern faults, queues and lifecycle, by number, on a daemon without HTTP.
+"""Traps of REFERENCE section 5 on faults, queues and lifecycle, and rows 19, 37 and 67, on a daemon without HTTP.
 
 Others are tests elsewhere: 16 in test_rows_23_27, 30 in tests/runtime/test_lifecycle, those of formats beside the code.
 """
@@ -18,6 +18,7 @@ from neuron.actors.activation import Activator
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
 from neuron.actors.errors import InsufficientVram, RateLimited, RepoFetchFailed
 from neuron.actors.events import TextDelta
+from neuron.actors.session import Session
 from neuron.actors.settings import ModelSettings
 from neuron.runtime import mapping
 from neuron.runtime.errors import NeuronError, ShuttingDown
@@ -213,4 +214,20 @@ async def test_row_67_a_process_that_ignores_its_end(tmp_path: Path, monkeypatch
         assert (await drain(stream)).code in ("model_unloading", "shutting_down", "worker_died")
         assert gone(pid)
         await host.load("m")
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+async def test_row_19_a_defect_in_the_daemon_costs_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python error in the daemon's own half poisons nothing, and neither does a cancelled task."""
+    async with daemon(tmp_path, {"m": [ENDLESS, FOX]}) as host:
+        pid = host.pid()
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "_sample", lambda *_: 1 / 0)
+            assert (await host.ask("m")).code == "internal_error"
+        assert host.state("m") is ModelState.READY
+        stream = await host.submit("m", "endless")
+        await read_until(stream, TextDelta)
+        stream.cancel()
+        await host.until_idle("m")
+        assert (host.state("m"), host.pid()) == (ModelState.READY, pid)
         assert (await host.ask("m")).text == "The quick brown fox"

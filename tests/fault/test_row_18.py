@@ -13,6 +13,8 @@ from tests.harness.daemon import DaemonProcess
 from tests.harness.rows import check_terminal_lines, until
 
 MODEL = "demo:huggingfacetb/smollm2-135m-instruct"
+PATIENCE_S = 200.0
+"""A fresh process may compile its kernels."""
 OOM = {"point": "worker.decode.step", "action": "raise", "error": "oom", "start": 3}
 
 pytestmark = [
@@ -33,8 +35,9 @@ class Held:
         partial.replace(self.control)
 
     def ask(self) -> str:
-        response = self.daemon.chat(MODEL, "Say hello.", max_tokens=6)
-        body = response.json()
+        with self.daemon.client(timeout=PATIENCE_S) as client:
+            fields = self.daemon.chat_body(MODEL, "Say hello.", max_tokens=6)
+            body = client.post("/v1/chat/completions", json=fields).json()
         return str(body["error"]["code"] if "error" in body else body["choices"][0]["message"]["content"])
 
     @property
@@ -74,5 +77,6 @@ def test_row_18_garbage_after_a_fault_is_never_served(held: Held) -> None:
     until(lambda: held.entry["reason"] == "canary_mismatch")
     assert held.ask() == "model_poisoned"
     held.arm()
-    assert held.daemon.load(MODEL).status_code == 200
+    with held.daemon.client(timeout=PATIENCE_S) as client:
+        assert client.post("/models/load", json={"model_id": MODEL}).status_code == 200
     assert held.ask() == before
