@@ -226,7 +226,7 @@ class Closer:
         here = lexer.copy()
         here.feed(bytes(self._byte_of.get(token, 0) for token in run))
         if lexer.in_string:
-            return not here.in_string or ord('"') in after
+            return not here.in_string or (ord('"') in after and not here.escaped)
         return here.in_string or bool(after & frozenset(b",}]")) or not after & frozenset(b"0123456789.eE+-")
 
     def _named(self, run: Run) -> bytes:

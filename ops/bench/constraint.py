@@ -1,7 +1,8 @@
 """Cost of constrained decoding for one token, by size of the vocabulary: python -m ops.bench.constraint.
 
 A synthetic byte-level vocabulary (every byte, then random words) follows a long JSON answer; the figures are
-microseconds for computing and applying the mask and for committing the token, and milliseconds to build.
+microseconds for computing and applying the mask and for committing the token, and milliseconds to build. Once without
+a limit on its tokens, once with one that leaves little to spare.
 """
 
 import json
@@ -61,21 +62,25 @@ class Side:
         return out
 
 
-def measure(size: int) -> dict[str, float]:
+def measure(size: int, spare: int | None) -> dict[str, float]:
+    """`spare`: tokens that the limit leaves beyond the answer; None for no limit."""
     side = Side(size)
+    tokens = side.greedy(json.dumps(ANSWER).encode())
+    limit = None if spare is None else len(tokens) + spare
     request = InferenceRequest(
         req_id="", model="", messages=(), principal="", response_format=ResponseFormat("json_schema", SCHEMA)
     )
     begin = time.perf_counter()
-    constraint = build_constraint(side, request, opens_reasoning=False)
+    constraint = build_constraint(side, request, opens_reasoning=False, max_new_tokens=limit)
     first = time.perf_counter() - begin
     begin = time.perf_counter()
-    constraint = build_constraint(side, request, opens_reasoning=False)
+    constraint = build_constraint(side, request, opens_reasoning=False, max_new_tokens=limit)
     again = time.perf_counter() - begin
     assert constraint is not None
     steps = []
-    for token in side.greedy(json.dumps(ANSWER).encode()):
+    for token in tokens:
         row = np.zeros(size, np.float32)
+        row[token] = 20.0
         begin = time.perf_counter()
         constraint.apply(row)
         constraint.commit(token)
@@ -87,7 +92,9 @@ def measure(size: int) -> dict[str, float]:
 
 def main() -> None:
     for size in SIZES:
-        sys.stdout.write(json.dumps({key: round(value, 1) for key, value in measure(size).items()}) + "\n")
+        for spare in (None, 20):
+            figures = {"spare": spare, **{key: round(value, 1) for key, value in measure(size, spare).items()}}
+            sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -91,6 +91,11 @@ def test_the_shortest_answer_fits_exactly() -> None:
         assert (write(PLAIN, held, total)[-1] == EOS) is done
 
 
+def test_escapes_do_not_fill_a_minimal_length() -> None:
+    text = text_of(PLAIN, shortest(OPEN["long minimum"]))
+    assert json.loads(text)["text"] == "." * 40
+
+
 def test_a_limit_beyond_any_need_narrows_nothing() -> None:
     schema = record(a=STRING)
     free = constrained(PLAIN, None, response_format=ResponseFormat("json_schema", schema))
