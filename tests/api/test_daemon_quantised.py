@@ -36,7 +36,7 @@ def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]
     root = tmp_path_factory.mktemp("models")
     folder = root / "test" / "dense"
     folder.mkdir(parents=True)
-    wide = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "vocab_size": 257}
+    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "vocab_size": 257}
     tiny(folder, "Qwen3", **wide, bos_token_id=None, eos_token_id=256, pad_token_id=None)
     byte_level().save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"

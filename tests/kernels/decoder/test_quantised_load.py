@@ -1,6 +1,7 @@
 """Loading safetensors with a block `quant`: which matrices become blocks, the logits they give, the bytes they take."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from neuron.actors.sources.description import describe_dense
 from neuron.kernels.engine import LoadSpec
 from neuron.kernels.errors import WeightMismatch
 from neuron.kernels.formats.dequant import dequantise
+from neuron.kernels.formats.errors import FormatKind
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.in_situ import IN_SITU
 from neuron.kernels.formats.mapped_file import read_header
@@ -21,12 +23,13 @@ from neuron.kernels.formats.safetensors_header import parse_safetensors_header
 from neuron.kernels.load import load_model
 from neuron.kernels.threads import Team
 from neuron.kernels.weights import convert
+from neuron.kernels.weights.matrix import Bytes, aligned_bytes
 from neuron.kernels.weights.reader import SafetensorsReader
 from tests.kernels.decoder.tiny import Floats, load, reference, run, some_ids, tiny
 from tests.kernels.hybrid.tiny import tiny_hybrid
 
 BLOCKS = [name for name, kind in IN_SITU.items() if kind.block_size > 1]
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "initializer_range": 0.05}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "initializer_range": 0.05}
 
 
 def relative(found: Floats, wanted: Floats) -> float:
@@ -35,7 +38,7 @@ def relative(found: Floats, wanted: Floats) -> float:
 
 def stored_bytes(folder: Path, quant: str) -> int:
     """What preflight says that the weights will take."""
-    header = read_header(folder / "model.safetensors", "corrupt_weights", parse_safetensors_header)
+    header = read_header(folder / "model.safetensors", FormatKind.CORRUPT_WEIGHTS, parse_safetensors_header)
     description = describe_dense((folder / "config.json").read_bytes(), [header], None, quant)
     return description.matrix_bytes + description.vector_bytes
 
@@ -79,16 +82,27 @@ def test_a_hybrid_keeps_its_small_projections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_chunks_leave_no_seam(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_leave_no_seam_and_are_all_that_is_held(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(3)
     weight = (torch.randn(37, 96) * 0.05).to(dtype)
     save_file({"w": weight}, tmp_path / "model.safetensors")
     team = Team(2)
     reader = SafetensorsReader(SafetensorsSet.open([tmp_path / "model.safetensors"]), team)
     monkeypatch.setattr(convert, "CHUNK_WEIGHTS", 5 * 96)
+    held: list[int] = []
+
+    def counted(size: int) -> Bytes:
+        held.append(size)
+        return aligned_bytes(size)
+
+    monkeypatch.setattr(convert, "aligned_bytes", counted)
     matrix = reader.matrix("w", GgmlType.Q5_1)
     wanted = quants.quantize(weight.float().numpy(), GGMLQuantizationType.Q5_1)
     np.testing.assert_array_equal(matrix.data, wanted)
+    # Beside the result: five rows as stored, and as float32.
+    assert held == [5 * 96 * weight.element_size(), 5 * 96 * 4]
     team.close()
 
 
