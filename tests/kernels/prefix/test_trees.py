@@ -18,7 +18,7 @@ from tests.kernels.prefix.trees import Asked, Conversations, compare
 
 pytestmark = pytest.mark.anyio
 #: `NEURON_TREES=1000` runs the property over that many prompts.
-ROUNDS = int(os.environ.get("NEURON_TREES", "24"))
+ROUNDS = int(os.environ.get("NEURON_TREES", "16"))
 BIG = 1 << 30
 
 
