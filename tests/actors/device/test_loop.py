@@ -89,8 +89,6 @@ def test_a_fresh_device_that_fails_its_probe_is_unhealthy() -> None:
     "build",
     [
         lambda job: jobs.LoadShard(job, TpHandle(1), "c", (), 10, 0, 2),
-        lambda job: jobs.EncodeImage(job, H, 1, "name", (1, 2, 2)),
-        lambda job: jobs.ForwardLogitsWithImages(job, H, S, TOKENS, 0, 0, 1, (), b"", 0),
         lambda job: jobs.GroupInit(job, 0, 2, "store", 5.0),
         jobs.GroupSanity,
     ],
