@@ -5,7 +5,7 @@ PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 SETUP := pyproject.toml constraints.txt Makefile
 MODEL ?= smollm2
 
-.PHONY: demo serve test check bench clean chaos
+.PHONY: demo serve test check bench clean chaos docs
 
 $(VENV)/.base: $(SETUP)
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,10 @@ bench: $(VENV)/.bench $(VENV)/.warm
 
 chaos: $(VENV)/.test
 	$(VENV)/bin/python -m ops.chaos
+
+# The tables under ops/docs/reference, from the code.
+docs: $(VENV)/.base
+	$(VENV)/bin/python -m ops.reference
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
