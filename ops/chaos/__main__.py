@@ -26,7 +26,7 @@ def main() -> int:
         for number in range(1, options.count + 1):
             outcome = running.strike()
             outcomes.append(outcome)
-            report.write(json.dumps(msgspec.to_builtins(outcome)) + "\n")
+            report.write(json.dumps(said(outcome)) + "\n")
             report.flush()
             if outcome.broken:
                 say(f"{number}: row {outcome.row} {outcome.fault}, {outcome.phase} {outcome.moment}: {outcome.broken}")
@@ -36,6 +36,12 @@ def main() -> int:
         report.write(json.dumps({"summary": total}) + "\n")
     say(json.dumps(total, indent=2))
     return 1 if total["invariants_broken"] else 0
+
+
+def said(outcome: Outcome) -> dict[str, object]:
+    """What there is to say of one injection: keys without a value are left out."""
+    built: dict[str, object] = msgspec.to_builtins(outcome)
+    return {key: value for key, value in built.items() if value not in (None, "", [])}
 
 
 def say(text: str) -> None:

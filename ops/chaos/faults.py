@@ -54,10 +54,10 @@ def at_point(row: int, name: str, codes: set[str], poisons: bool | None, phases:
 
 
 def on_reply(row: int, action: str, codes: set[str], poisons: bool | None, count: int = 1) -> Kind:
-    """A link that lies: the answer to a random job of the request (the first two are a clear and a chunk)."""
+    """A link that lies: the answer to a random job of the request. Only the last ones carry a stamp."""
 
     def draw(rng: random.Random) -> Injection:
-        start = rng.randint(1, 10)
+        start = rng.randint(16, 22) if action == "corrupt_stamp" else rng.randint(1, 10)
         armed = {"point": "worker.reply", "action": action, "start": start, "count": count}
         return Injection(row, action, "link", start, frozenset(codes), poisons, (armed,), streamed=rng.random() < 0.7)
 
