@@ -225,7 +225,8 @@ def ask(daemon: Daemon, question: str, image: Image.Image | None = None) -> None
 
 def stay(daemon: Daemon) -> int:
     """Until Ctrl-C, SIGTERM, or the daemon's own end."""
-    body = json.dumps({"model": daemon.model, "messages": [{"role": "user", "content": QUESTION}]})
+    messages = [{"role": "user", "content": QUESTION}]
+    body = json.dumps({"model": daemon.model, "temperature": 0, "messages": messages})
     say("ready. Try:\n")
     show(f"curl {daemon.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n")
     say("or: .venv/bin/neuron chat. Ctrl-C stops the daemon.")
