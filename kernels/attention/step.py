@@ -41,32 +41,43 @@ def prepare_head(x, norm, table, shape):
 
 
 @inlined
-def attend(q, keys, values, first, last, shape, scores, out):
-    """One query head over positions first <= p < last. `out`: peak score, sum of exponentials, head_dim floats.
+def attend(q, group, keys, values, first, last, shape, scores, out, out_step):
+    """The `group` query heads at `q` that share keys and values, over positions first <= p < last.
 
-    Online softmax over tiles (https://arxiv.org/abs/2205.14135).
+    `out`, `out_step` bytes apart: peak score, sum of exponentials, head_dim floats each. Online softmax over tiles
+    (https://arxiv.org/abs/2205.14135); every tile of keys and values is read from memory once for all heads.
     """
+    step = shape.head_dim * shape.kv_size
+    for g in range(group):
+        store_f32(out + g * out_step, -math.inf)
+        for i in range(1, shape.head_dim + 2):
+            store_f32(out + g * out_step + 4 * i, 0.0)
+    for start in range(first, last, TILE):
+        count = min(TILE, last - start)
+        for g in range(group):
+            query = q + g * shape.head_dim * 4
+            attend_tile(query, keys + start * step, values + start * step, count, shape, scores, out + g * out_step)
+
+
+@inlined
+def attend_tile(q, keys, values, count, shape, scores, out):
+    """Add `count` <= TILE positions to one head's partial result at `out`."""
     dim, kind = shape.head_dim, shape.kv_kind
     step = dim * shape.kv_size
     target = out + 8
-    for i in range(dim):
-        store_f32(target + 4 * i, 0.0)
-    peak, total = -math.inf, 0.0
-    for start in range(first, last, TILE):
-        count = min(TILE, last - start)
-        padded = (count + 15) // 16 * 16
-        for i in range(count):
-            store_f32(scores + 4 * i, dot_row(kind, keys + (start + i) * step, q, dim) * shape.scale)
-        for i in range(count, padded):
-            store_f32(scores + 4 * i, -math.inf)
-        higher = max(peak, largest(scores, padded))
-        correction = math.exp(peak - higher)
-        scale_by(target, correction, dim)
-        total = total * correction + exponentials(scores, higher, padded)
-        peak = higher
-        for i in range(count):
-            add_scaled_row(kind, values + (start + i) * step, load_f32(scores + 4 * i), target, dim)
-    store_f32(out, peak)
+    padded = (count + 15) // 16 * 16
+    for i in range(count):
+        store_f32(scores + 4 * i, dot_row(kind, keys + i * step, q, dim) * shape.scale)
+    for i in range(count, padded):
+        store_f32(scores + 4 * i, -math.inf)
+    peak = load_f32(out)
+    higher = max(peak, largest(scores, padded))
+    correction = math.exp(peak - higher)
+    scale_by(target, correction, dim)
+    total = load_f32(out + 4) * correction + exponentials(scores, higher, padded)
+    for i in range(count):
+        add_scaled_row(kind, values + i * step, load_f32(scores + 4 * i), target, dim)
+    store_f32(out, higher)
     store_f32(out + 4, total)
 
 

@@ -139,18 +139,19 @@ def attend_rows(thread, threads, n, splits, layer, shape, b):
         keys = cache + h * shape.kv_head_bytes
         values = keys + shape.kv_heads * shape.kv_head_bytes
         first, last = length * split // splits, length * (split + 1) // splits
-        for g in range(group):
-            head = t * shape.heads + h * group + g
-            attend(
-                b.query + head * shape.head_dim * 4,
-                keys,
-                values,
-                first,
-                last,
-                shape,
-                b.scores + thread * b.private_scores,
-                b.partial + (head * splits + split) * part,
-            )
+        head = t * shape.heads + h * group
+        attend(
+            b.query + head * shape.head_dim * 4,
+            group,
+            keys,
+            values,
+            first,
+            last,
+            shape,
+            b.scores + thread * b.private_scores,
+            b.partial + (head * splits + split) * part,
+            splits * part,
+        )
 
 
 @spliced
