@@ -21,6 +21,8 @@ from neuron.actors.sampling.params import ResolvedSampling
 NUCLEUS_REACH = 8.0
 #: While compiling, this thread hands the interpreter over so often that the event loop keeps answering.
 SWITCH_S = 0.0005
+#: Dividing by less would leave the range of a float32; rewards repetition beyond any doubt as it is.
+LEAST_PENALTY = 1e-6
 #: So many candidates are sorted at most.
 FEW = 4096
 
@@ -133,7 +135,7 @@ class Sampler:
             ids = history.recent(params.repeat_last_n)
             ids = ids[ids < self._size]
             seen = row[ids]
-            penalty = np.float32(params.repetition_penalty)
+            penalty = np.float32(max(params.repetition_penalty, LEAST_PENALTY))
             row[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
         if params.presence_penalty or params.frequency_penalty:
             ids, counts = history.answer()

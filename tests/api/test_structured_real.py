@@ -26,7 +26,7 @@ def _daemon() -> Iterator[DaemonProcess]:
     # The compiled code of the tests' own user: the daemon under test has another home otherwise.
     environment = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
     with DaemonProcess(models=[MODEL], environment=environment, wait=False) as daemon:
-        daemon.wait_ready(timeout_s=110.0)
+        daemon.wait_ready(timeout_s=200.0)
         yield daemon
 
 
@@ -40,6 +40,7 @@ def ask(daemon: DaemonProcess, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_every_answer_validates_and_ends(daemon: DaemonProcess, temperature: float) -> None:
     assert len(NAMES) == 30
@@ -55,6 +56,7 @@ def test_every_answer_validates_and_ends(daemon: DaemonProcess, temperature: flo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_forced_call_ends_in_time(daemon: DaemonProcess) -> None:
     parameters = OPEN["essay"]
     tool = {"type": "function", "function": {"name": "note", "parameters": parameters}}
