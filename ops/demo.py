@@ -37,7 +37,7 @@ START_S = 180.0
 #: Longer than the daemon itself waits for a load that does not move.
 STALL_S = 330.0
 STOP_S = 60.0
-STAGES = {"read": "reading weights", "compile": "compiling for this CPU (once)"}
+STAGES = {"read": "reading weights", "compile": "warming up, compiling what this CPU has no code for yet"}
 
 
 class DemoError(Exception):
