@@ -89,7 +89,8 @@ class DecoderModel:
 
         `rope_delta` is kept for calls without positions. Nothing has changed when it raises ValueError.
         """
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        # A copy: for a view of a message, which is read-only, everything would be compiled once more.
+        tokens = np.array(tokens, dtype=np.int32)
         self._check(sequence, tokens, position, logits)
         if rope_positions is not None and rope_positions.shape != (3, len(tokens)):
             raise ValueError("rotary positions must be [3, tokens]")
