@@ -32,12 +32,13 @@ def main() -> int:
     if options.engine == "atheris":
         guided(target, options.count, options.seed)
     else:
-        sys.stdout.write(json.dumps(own(target, options.count, options.seed)) + "\n")
+        figures = own(target, options.count, options.seed, Path(f"crash-{target.name}"))
+        sys.stdout.write(json.dumps(figures) + "\n")
     return 0
 
 
-def own(target: Target, count: int, seed: int) -> dict[str, object]:
-    """Figures of a run; an input that breaks the target is kept beside the corpus and its error raised."""
+def own(target: Target, count: int, seed: int, keep: Path | None = None) -> dict[str, object]:
+    """Figures of a run; the error of an input that breaks the target is raised, the input written to `keep`."""
     mutator = Mutator(target.corpus, target.tokens, seed)
     accepted, slowest_s, began = 0, 0.0, time.perf_counter()
     for _ in range(count):
@@ -46,7 +47,8 @@ def own(target: Target, count: int, seed: int) -> dict[str, object]:
         try:
             accepted += target.run(data)
         except BaseException:
-            Path(f"crash-{target.name}").write_bytes(data)
+            if keep is not None:
+                keep.write_bytes(data)
             raise
         slowest_s = max(slowest_s, time.perf_counter() - before)
     return {
