@@ -77,7 +77,7 @@ class SafetensorsReader:
         tensor = self._opened.tensors[name]
         rows, cols = tensor.shape[0], math.prod(tensor.shape[1:])
         if tensor.dtype == FP8:
-            return self._from_fp8(name, rows, cols, kind or GgmlType.BF16)
+            return self._from_fp8(name, rows, cols, GgmlType.BF16 if kind is None else kind)
         stored = _DENSE[tensor.dtype]
         if kind not in (None, stored):
             return converted(stored, rows, cols, self._opened.data(name), kind, self._team, name)
