@@ -1,10 +1,14 @@
 """Row 66 and the memory slope, in short: bytes are counted, and planted leaks are caught."""
 
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from ops.chaos.memory import SLOPE_BYTES, TOTAL_BYTES, Growth, held_bytes, measure, with_daemon
+from ops.chaos.memory import SLOPE_BYTES, TOTAL_BYTES, Growth, measure, with_daemon
+
+ROOT = Path(__file__).parents[2]
 
 REQUESTS = 600
 
@@ -18,16 +22,22 @@ def test_requests_leave_nothing() -> None:
     assert over == []
 
 
-def test_a_planted_leak_is_caught() -> None:
-    """Negative control: 8 KiB a request, as FAULTS 5 asks, held by this very process."""
-    kept: list[bytearray] = []
-    samples = []
-    for step in range(7):
-        if step:
-            kept.extend(bytearray(b"x" * 8192) for _ in range(500))
+PLANTED = """
+import os
+from ops.chaos.memory import held_bytes
+kept = []
+for step in range(7):
+    if step:
+        kept.extend(bytearray(b"x" * 8192) for _ in range(500))
+    print(step * 500, held_bytes(os.getpid()))
+"""
 
-        samples.append((step * 500, held_bytes(os.getpid())))
-    growth = Growth("planted", tuple(samples))
+
+def test_a_planted_leak_is_caught() -> None:
+    """Negative control: 8 KiB a request, in a process with no freed memory to fill first."""
+    lines = subprocess.run([sys.executable, "-c", PLANTED], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    samples = [tuple(map(int, line.split())) for line in lines.splitlines()]
+    growth = Growth("planted", tuple((requests, held) for requests, held in samples))
     assert growth.slope > 2 * SLOPE_BYTES
     assert growth.excess() is not None
 
