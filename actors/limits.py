@@ -1,7 +1,6 @@
 """The limits on what a client may send: one table, from which the documents are made and which the tests walk.
 
-Read by the HTTP edge (`neuron.api`) and by the model actor. Limits an operator may change live in settings; the
-defaults here are the ones FAULTS 4.3 names.
+Read by the HTTP edge (`neuron.api`) and by the model actor. Limits an operator may change live in settings.
 """
 
 import msgspec

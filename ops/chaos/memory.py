@@ -16,7 +16,7 @@ from typing import Any
 from tests.harness.daemon import DaemonProcess
 from tests.harness.rows import TARGET, Rows, command_line, rows, turn
 
-#: FAULTS 5: the most that one request may leave behind, and the most that all of them may.
+#: The most that one request may leave behind, and the most that all of them may.
 SLOPE_BYTES = 2048
 TOTAL_BYTES = 16 << 20
 KIB = 1024
