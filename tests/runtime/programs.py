@@ -37,7 +37,9 @@ def environment(link: BlockingLink[Message]) -> None:
 
 
 def open_fds(link: BlockingLink[Message]) -> None:
-    kinds = [os.fstat(fd).st_mode for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")]
+    # All of them: the link keeps the number it had in the parent, which may have hundreds open.
+    numbers = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+    kinds = [os.fstat(fd).st_mode for fd in numbers if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}")]
     link.send(Number(sum(1 for mode in kinds if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))))
 
 
