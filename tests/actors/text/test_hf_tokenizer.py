@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -175,7 +175,10 @@ def test_a_missing_or_huge_file_is_typed(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 @given(text=TEXT)
 def test_streams_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    for native in (byte_level(), sentencepiece(), sentencepiece("first")):
+    natives = (byte_level(), sentencepiece(), sentencepiece("first"))
+    # Typed control text stays ordinary here, where the library takes it for a token.
+    assume(not any(token.content in text for native in natives for token in native.get_added_tokens_decoder().values()))
+    for native in natives:
         tokenizer = saved(native, tmp_path_factory.mktemp("model"))
         ids = tokenizer.encode([Segment(text, control=False)])
         assert ids == native.encode(text, add_special_tokens=False).ids
