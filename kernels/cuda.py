@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from numba import config, cuda, float32, int32, types
 
-__all__ = ["F32", "I16", "I64", "ONE", "SIMULATED", "WARP", "ZERO", "block_sum", "cuda", "device", "kernel", "launch"]
-__all__ += ["narrow", "plain", "to_ptx", "types", "widen"]
+__all__ = ["F16", "F32", "I16", "I32", "I64", "ONE", "SIMULATED", "WARP", "ZERO", "block_sum", "block_sums", "cuda"]
+__all__ += ["device", "group_sum", "high_half", "kernel", "launch", "low_half", "narrow", "plain", "small", "sum_parts"]
+__all__ += ["to_ptx", "types", "widen"]
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 WARP = 32
 #: One value of a float32 or bfloat16 array; bfloat16 arrays are seen as their bits in int16.
-F32, I16, I64 = types.float32, types.int16, types.int64
+F16, F32, I16, I32, I64 = types.float16, types.float32, types.int16, types.int32, types.int64
 
 
 def device(function: Callable[..., Any]) -> Any:
@@ -59,17 +60,26 @@ def _assumed(capability: tuple[int, int]) -> Iterator[None]:
 def launch(compiled_kernel: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...]) -> None:
     """Launch on torch's current stream with tensors of its current device; bfloat16 tensors go in as their bits.
 
-    Launch every kernel once before a CUDA graph is captured: the first launch compiles.
+    Launch every kernel once before a CUDA graph is captured: the first launch compiles. In the simulator the tensors
+    are on the CPU.
     """
     import torch
 
-    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
     views = [
         value.view(torch.int16) if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
         for value in arguments
     ]
+    if SIMULATED:
+        compiled_kernel[grid, block](*(view.numpy() if isinstance(view, torch.Tensor) else view for view in views))
+        return
+    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
     arrays = [cuda.as_cuda_array(view) if isinstance(view, torch.Tensor) else view for view in views]
     compiled_kernel[grid, block, stream](*arrays)
+
+
+def sum_parts(threads: int) -> int:
+    """Partial sums that `block_sums` leaves of a block of so many threads."""
+    return threads if SIMULATED else threads // WARP
 
 
 @device
@@ -102,6 +112,39 @@ if SIMULATED:
         cuda.syncthreads()
         return total
 
+    @device
+    def block_sums(values, count, scratch, thread):
+        """Partial sums over the block of `count` values that each thread holds, in scratch [count, sum_parts]."""
+        for index in range(count):
+            scratch[index, thread] = values[index]
+        cuda.syncthreads()
+
+    @device
+    def group_sum(value, width, scratch, thread):
+        """Sum of `value` over aligned groups of `width` <= 32 threads, on each. Every thread of the block calls it."""
+        scratch[thread] = value
+        cuda.syncthreads()
+        total = ZERO
+        for index in range(width):
+            total += scratch[thread // width * width + index]
+        cuda.syncthreads()
+        return total
+
+    @device
+    def low_half(word):
+        """The first of two bfloat16 values in an int32, as float32."""
+        return np.uint32((int(word) & 0xFFFF) << 16).view(np.float32)
+
+    @device
+    def high_half(word):
+        """The second of two bfloat16 values in an int32, as float32."""
+        return np.uint32(int(word) & 0xFFFF0000).view(np.float32)
+
+    @device
+    def small(value):
+        """An integer 0..255 as float32."""
+        return np.float32(value)
+
 else:
 
     @device
@@ -129,3 +172,38 @@ else:
             total += scratch[index]
         cuda.syncthreads()
         return total
+
+    @device
+    def block_sums(values, count, scratch, thread):
+        """Partial sums over the block of `count` values that each thread holds, in scratch [count, sum_parts]."""
+        for index in range(count):
+            value = values[index]
+            for step in (16, 8, 4, 2, 1):
+                value += cuda.shfl_xor_sync(0xFFFFFFFF, value, step)
+            if thread % WARP == 0:
+                scratch[index, thread // WARP] = value
+        cuda.syncthreads()
+
+    @device
+    def group_sum(value, width, scratch, thread):
+        """Sum of `value` over aligned groups of `width` <= 32 threads, on each. Every thread of the block calls it."""
+        step = width // 2
+        while step > 0:
+            value += cuda.shfl_xor_sync(0xFFFFFFFF, value, step)
+            step //= 2
+        return value
+
+    @device
+    def low_half(word):
+        """The first of two bfloat16 values in an int32, as float32."""
+        return cuda.libdevice.int_as_float(int32(int32(word) << int32(16)))
+
+    @device
+    def high_half(word):
+        """The second of two bfloat16 values in an int32, as float32."""
+        return cuda.libdevice.int_as_float(int32(int32(word) & int32(-65536)))
+
+    @device
+    def small(value):
+        """An integer 0..255 as float32, put into the mantissa of 2^23: cheaper than a conversion."""
+        return cuda.libdevice.int_as_float(int32(0x4B000000) | int32(value)) - float32(8388608.0)
