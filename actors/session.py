@@ -172,7 +172,6 @@ class Session:
         while True:
             sampled = self._sample(reply)
             self._generated += 1
-            self.account.token(self._figures)
             finish: FinishReason | None = None
             if sampled.token_id in eos:
                 finish = FinishReason.STOP
@@ -180,6 +179,7 @@ class Session:
                 finish = FinishReason.LENGTH
             else:
                 self._steps.post(sampled.token_id, slot=1 - reply.slot)
+            self.account.token(self._figures)
             work.sampler.accept(sampled.token_id)
             if sampled.token_id not in eos:
                 text = work.detokenizer.push(sampled.token_id)

@@ -1,5 +1,6 @@
 """Steps: the jobs of one session on its device, one in flight at a time. Owned by the session that holds the lock."""
 
+import struct
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from neuron.runtime.errors import NeuronError, ProtocolError
 
 #: One sequence per model for now; jobs carry the handle all the same.
 SEQUENCE = Sequence(0)
+_TOKEN = struct.Struct("<i")
 
 
 class Steps:
@@ -92,7 +94,7 @@ class Steps:
 
     def post(self, token_id: int, slot: int) -> None:
         """Send the next decode step on its way; its logits go to `slot`."""
-        self._post(np.array([token_id], dtype="<i4"), slot)
+        self._send(_TOKEN.pack(token_id), 1, slot)
 
     async def logits(self) -> Logits:
         """The answer of the step in flight. Raises ProtocolError when the slot holds anything else."""
@@ -116,14 +118,17 @@ class Steps:
             await self._take()
 
     def _post(self, tokens: npt.NDArray[np.int32], slot: int | None) -> None:
-        resident, position = self._resident, self.held
+        self._send(tokens.astype("<i4", copy=False).tobytes(), len(tokens), slot)
+
+    def _send(self, data: bytes, count: int, slot: int | None) -> None:
+        """`data`: `count` ids as int32, little-endian."""
+        resident, position, feed = self._resident, self.held, self._feed
         stamp = self._stamp = resident.next_stamp()
-        data, feed = tokens.astype("<i4", copy=False).tobytes(), self._feed
         build: BuildJob = lambda job: ForwardLogits(job, resident.handle, SEQUENCE, data, position, slot, stamp)  # noqa: E731
         if feed is not None:
-            build = feed.step(data, position, position + len(tokens), slot, stamp)
+            build = feed.step(data, position, position + count, slot, stamp)
         self._outstanding = resident.device.post(build)
-        self.held += len(tokens)
+        self.held += count
 
     async def _take(self) -> object:
         """The reply of the job in flight, which stays in flight when this task is cancelled while it waits."""

@@ -27,7 +27,7 @@ _TERMINAL: dict[type, type] = {
 class PendingReply:
     """One job's answer, which may be awaited later: submit first, then do other work, then `reply()`."""
 
-    __slots__ = ("_answer", "abandoned", "job", "limit_s", "on_progress", "started_at")
+    __slots__ = ("_answer", "_arrived", "abandoned", "job", "limit_s", "on_progress", "started_at")
 
     def __init__(self, job: Job, limit_s: float, on_progress: OnProgress | None) -> None:
         self.job = job
@@ -37,11 +37,12 @@ class PendingReply:
         self.started_at = time.monotonic()
         #: Nobody waits any more; the answer is counted as late and dropped.
         self.abandoned = False
-        self._answer: asyncio.Future[Reply | ErrorFactory] = asyncio.get_running_loop().create_future()
+        self._answer: Reply | ErrorFactory | None = None
+        self._arrived: asyncio.Future[None] | None = None
 
     @property
     def done(self) -> bool:
-        return self._answer.done()
+        return self._answer is not None
 
     async def reply(self) -> Reply:
         """The terminal reply. Raises the typed error of a Fault or of the process's death.
@@ -50,11 +51,18 @@ class PendingReply:
         waited for again.
         """
         self.abandoned = False
-        try:
-            answer = await asyncio.shield(self._answer)
-        except asyncio.CancelledError:
-            self.abandoned = True
-            raise
+        if self._answer is None:
+            # A future of this call alone: its cancellation takes nothing from a later one.
+            self._arrived = asyncio.get_running_loop().create_future()
+            try:
+                await self._arrived
+            except asyncio.CancelledError:
+                self.abandoned = True
+                raise
+            finally:
+                self._arrived = None
+        answer = self._answer
+        assert answer is not None
         if isinstance(answer, Fault):
             raise error_from_fault(answer)
         if isinstance(answer, msgspec.Struct):
@@ -62,8 +70,11 @@ class PendingReply:
         raise answer()
 
     def settle(self, answer: Reply | ErrorFactory) -> None:
-        if not self._answer.done():
-            self._answer.set_result(answer)
+        if self._answer is not None:
+            return
+        self._answer = answer
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
 
 @dataclass(slots=True)

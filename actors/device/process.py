@@ -95,12 +95,12 @@ class DeviceProcess:
         if self.death is not None:
             raise self.death.error()
         job = build(self._table.next_id())
-        pending = PendingReply(job, self._limit(job) if deadline_s is None else deadline_s, on_progress)
         try:
             self._link.post(job)
         except LinkClosed:
             # The reader or the exit watch will name the cause in a moment; until then the job waits for it.
             pass
+        pending = PendingReply(job, self._limit(job) if deadline_s is None else deadline_s, on_progress)
         self._table.add(pending)
         return pending
 

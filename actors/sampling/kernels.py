@@ -3,6 +3,7 @@
 The row is cut into blocks of `BLOCK` logits whose maxima are known: blocks that cannot matter are never read.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ SumRow = npt.NDArray[np.float64]
 class Kernels(NamedTuple):
     """Compiled; shapes: row [n] float32, maxima [blocks] float32, sums [blocks] float64, ids and values [n].
 
+    `scan(row, maxima) -> top` fills the blocks' maxima and returns the largest of all; NaN when any logit is.
     `block_sums(row, maxima, top, scale, sums) -> total` of exp((row - top) * scale), and per block.
     `gather(row, maxima, threshold, ids, values) -> count` of logits >= threshold, in order of ids; it stops, full,
     when there are as many as `ids` holds.
@@ -34,8 +36,11 @@ class Kernels(NamedTuple):
     `bucket_masses(weights, masses)`: the weights' sums by the upper 16 bits of the float, masses [BUCKETS]; positive
     floats are ordered like their bits.
     `pick_above(weights, least, target) -> id` where the running weight of those >= least passes `target`.
+    `draw_few(ids, values, k, top, scale, top_p, min_p, total, share) -> id`: sorts the candidates in place, most
+    likely first, keeps `k`, then top-p of `total` (0: of their own sum), then min-p, then draws at `share` in [0, 1).
     """
 
+    scan: Callable[[FloatRow, FloatRow], float]
     block_sums: Callable[[FloatRow, FloatRow, np.float32, np.float32, SumRow], float]
     gather: Callable[[FloatRow, FloatRow, np.float32, IdRow, FloatRow], int]
     pick: Callable[[FloatRow, SumRow, np.float32, np.float32, float], int]
@@ -43,6 +48,7 @@ class Kernels(NamedTuple):
     mass_above: Callable[[FloatRow, np.float32], float]
     bucket_masses: Callable[[FloatRow, SumRow], None]
     pick_above: Callable[[FloatRow, np.float32, float], int]
+    draw_few: Callable[[IdRow, FloatRow, int, np.float32, np.float32, float, float, float, float], int]
 
 
 _lock = threading.Lock()
@@ -91,6 +97,29 @@ def _build(*, cache: bool) -> Kernels:
 
     weight: Any = _jit(exponential)
 
+    def order(bits):  # type: ignore[no-untyped-def]
+        # A float's bits as an integer that is ordered like the float, and back: their maximum vectorises, a float's
+        # does not, because of NaN.
+        return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+    ordered: Any = _jit(order)
+
+    def scan(row, maxima):  # type: ignore[no-untyped-def]
+        bits, found = row.view(np.int32), maxima.view(np.int32)
+        largest, top = np.int32(0), np.int32(-0x80000000)
+        for block in range(maxima.shape[0]):
+            # Slices, here and below: indices that may be negative are not vectorised well.
+            piece = bits[block * BLOCK : min(block * BLOCK + BLOCK, row.shape[0])]
+            best = np.int32(-0x80000000)
+            for i in range(piece.shape[0]):
+                largest = max(largest, np.int32(piece[i] & np.int32(0x7FFFFFFF)))
+                best = max(best, ordered(piece[i]))
+            found[block] = ordered(best)
+            top = max(top, best)
+        if largest > np.int32(0x7F800000):
+            return np.float32(np.nan)
+        return np.int32(ordered(top)).view(np.float32)
+
     def block_sums(row, maxima, top, scale, sums):  # type: ignore[no-untyped-def]
         total: Any = 0.0
         for block in range(maxima.shape[0]):
@@ -98,8 +127,9 @@ def _build(*, cache: bool) -> Kernels:
                 sums[block] = 0.0
                 continue
             part: Any = np.float32(0.0)
-            for i in range(block * BLOCK, min(block * BLOCK + BLOCK, row.shape[0])):
-                part += weight((row[i] - top) * scale)
+            piece = row[block * BLOCK : min(block * BLOCK + BLOCK, row.shape[0])]
+            for i in range(piece.shape[0]):
+                part += weight((piece[i] - top) * scale)
             sums[block] = part
             total += part
         return total
@@ -160,6 +190,36 @@ def _build(*, cache: bool) -> Kernels:
                     break
         return chosen
 
+    def sort_few(ids, values):  # type: ignore[no-untyped-def]
+        for i in range(1, values.shape[0]):
+            token, value, place = ids[i], values[i], i
+            while place > 0 and values[place - 1] < value:
+                ids[place], values[place] = ids[place - 1], values[place - 1]
+                place -= 1
+            ids[place], values[place] = token, value
+
+    in_order: Any = _jit(sort_few)
+
+    def draw_few(ids, values, k, top, scale, top_p, min_p, total, share):  # type: ignore[no-untyped-def]
+        in_order(ids, values)
+        kept = min(k, values.shape[0])
+        shares, running = np.empty(kept, np.float64), np.empty(kept, np.float64)
+        mass: Any = 0.0
+        for i in range(kept):
+            shares[i] = math.exp((np.float64(values[i]) - np.float64(top)) * np.float64(scale))
+            mass += shares[i]
+            running[i] = mass
+        whole = total if total > 0.0 else mass
+        last = 0
+        # The most likely one always stays.
+        while last + 1 < kept and running[last] < top_p * whole and shares[last + 1] >= min_p * shares[0]:
+            last += 1
+        target = share * running[last]
+        for i in range(last):
+            if target < running[i]:
+                return ids[i]
+        return ids[last]
+
     reassociate = {"reassoc", "nsz", "contract", "arcp"}
     mass_above: Any = _jit(mass, fastmath=reassociate)
 
@@ -170,6 +230,7 @@ def _build(*, cache: bool) -> Kernels:
             masses[bits[i] >> 16] += weights[i]
 
     built = Kernels(
+        _jit(scan),
         _jit(block_sums, fastmath=reassociate),
         _jit(gather),
         _jit(pick),
@@ -177,6 +238,7 @@ def _build(*, cache: bool) -> Kernels:
         mass_above,
         _jit(bucket_masses),
         _jit(pick_above),
+        _jit(draw_few),
     )
     _compile(built)
     return built
@@ -185,11 +247,13 @@ def _build(*, cache: bool) -> Kernels:
 def _compile(built: Kernels) -> None:
     """One call each, with the types of real rows."""
     row = np.linspace(-3.0, 3.0, 2 * BLOCK - 7, dtype=np.float32)
-    maxima, sums = np.full(2, 3.0, np.float32), np.zeros(2, np.float64)
-    one, top = np.float32(1.0), np.float32(3.0)
+    maxima, sums = np.empty(2, np.float32), np.zeros(2, np.float64)
+    one, top = np.float32(1.0), np.float32(built.scan(row, maxima))
     total = built.block_sums(row, maxima, top, one, sums)
     built.pick(row, sums, top, one, total / 2)
-    built.gather(row, maxima, one, np.empty(row.size, np.int32), np.empty_like(row))
+    ids, values = np.empty(row.size, np.int32), np.empty_like(row)
+    found = built.gather(row, maxima, top - one, ids, values)
+    built.draw_few(ids[:found], values[:found], 2, top, one, 0.9, 0.1, 0.0, 0.5)
     weights = np.empty_like(row)
     built.weigh(row, top, one, weights)
     built.bucket_masses(weights, np.empty(BUCKETS, np.float64))

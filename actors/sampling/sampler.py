@@ -23,8 +23,8 @@ NUCLEUS_REACH = 8.0
 SWITCH_S = 0.0005
 #: Dividing by less would leave the range of a float32; rewards repetition beyond any doubt as it is.
 LEAST_PENALTY = 1e-6
-#: So many candidates are sorted at most.
-FEW = 4096
+#: So many candidates are sorted at most, and so many without the library.
+FEW, QUICK = 4096, 192
 
 
 class Constraint(Protocol):
@@ -42,13 +42,6 @@ class Sampled(NamedTuple):
     token_id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
-
-
-class _Candidates(NamedTuple):
-    """Most likely first, ties by id; `weights` are exp((logit - top) / temperature) in float64."""
-
-    ids: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.float64]
 
 
 def warm_up() -> None:
@@ -152,8 +145,7 @@ class Sampler:
         top = self._scan(row)
         scale = np.float32(1.0 / params.temperature)
         if 0 < params.top_k < self._size:
-            candidates = self._weighed(*self._largest(row, params.top_k), top, scale)
-            return self._draw(candidates, float(candidates.weights.sum()))
+            return self._draw(*self._at_least(row, params.top_k), params.top_k, top, scale, 0.0)
         if params.top_p < 1.0 or params.min_p > 0.0:
             return self._truncated(row, top, scale)
         total = kernels().block_sums(row, self._maxima, top, scale, self._sums)
@@ -170,10 +162,11 @@ class Sampler:
             total = kernels().block_sums(row, self._maxima, top, scale, self._sums)
         ids, values = self._above(row, np.float32(top - reach / scale), FEW)
         if ids.size < FEW:
-            candidates = self._weighed(ids, values, top, scale)
-            inside = float(candidates.weights.sum())
-            if params.top_p >= 1.0 or inside >= params.top_p * total:
-                return self._draw(candidates, min(total, inside) if params.top_p >= 1.0 else total)
+            if params.top_p >= 1.0:
+                return self._draw(ids, values, FEW, top, scale, 0.0)
+            inside = float(np.exp((values - top) * scale).sum(dtype=np.float64))
+            if inside >= params.top_p * total:
+                return self._draw(ids, values, FEW, top, scale, total)
         return self._cut(row, top, scale, total)
 
     def _cut(self, row: FloatRow, top: np.float32, scale: np.float32, total: float) -> int:
@@ -203,13 +196,8 @@ class Sampler:
         return np.float32(inside[min(reached, inside.size - 1)])
 
     def _scan(self, row: FloatRow) -> np.float32:
-        """Fills the blocks' maxima and returns the largest logit. NaN survives a maximum, so it is seen here."""
-        whole = self._size // BLOCK
-        if whole:
-            np.max(row[: whole * BLOCK].reshape(whole, BLOCK), axis=1, out=self._maxima[:whole])
-        if whole < self._maxima.size:
-            self._maxima[whole] = row[whole * BLOCK :].max()
-        top = self._maxima.max()
+        """Fills the blocks' maxima and returns the largest logit. A NaN anywhere is seen here."""
+        top = kernels().scan(row, self._maxima)
         _check(float(top))
         return np.float32(top)
 
@@ -221,34 +209,31 @@ class Sampler:
         count = kernels().gather(row, self._maxima, threshold, self._ids[:most], self._values[:most])
         return self._ids[:count], self._values[:count]
 
-    def _largest(self, row: FloatRow, k: int) -> tuple[npt.NDArray[np.int32], FloatRow]:
-        """The k largest, most likely first. The k-th largest block maximum bounds the k-th largest logit from below."""
+    def _at_least(self, row: FloatRow, k: int) -> tuple[npt.NDArray[np.int32], FloatRow]:
+        """Candidates that the k largest are among. The k-th largest block maximum bounds the k-th logit from below."""
         blocks = self._maxima.size
         if k <= blocks:
             bound = np.partition(self._maxima, blocks - k)[blocks - k]
         else:
             bound = np.partition(row, self._size - k)[self._size - k]
-        ids, values = self._above(row, bound, self._size)
+        return self._above(row, bound, self._size)
+
+    def _largest(self, row: FloatRow, k: int) -> tuple[npt.NDArray[np.int32], FloatRow]:
+        """The k largest, most likely first, ties by id."""
+        ids, values = self._at_least(row, k)
         order = np.argsort(-values, kind="stable")[:k]
         return ids[order], values[order]
 
-    def _weighed(self, ids: npt.NDArray[np.int32], values: FloatRow, top: np.float32, scale: np.float32) -> _Candidates:
-        order = np.argsort(-values, kind="stable")
-        weights = np.exp((values[order].astype(np.float64) - float(top)) * float(scale))
-        return _Candidates(ids[order], weights)
-
-    def _draw(self, candidates: _Candidates, total: float) -> int:
-        """Top-p of `total`, then min-p, then one draw among what is left (the most likely one always is)."""
-        params, weights = self._params, candidates.weights
-        kept = weights.size
-        running = np.cumsum(weights)
-        if params.top_p < 1.0:
-            kept = min(kept, int(np.searchsorted(running, params.top_p * total)) + 1)
-        if params.min_p > 0.0:
-            least = params.min_p * weights[0]
-            kept = min(kept, max(1, int(np.searchsorted(-weights, -least, side="right"))))
-        target = self._random.random() * running[kept - 1]
-        return int(candidates.ids[min(int(np.searchsorted(running[:kept], target, side="right")), kept - 1)])
+    def _draw(
+        self, ids: npt.NDArray[np.int32], values: FloatRow, k: int, top: np.float32, scale: np.float32, total: float
+    ) -> int:
+        """The k most likely, top-p of `total` (0: of their own sum), min-p, then one draw among what is left."""
+        params = self._params
+        if ids.size > QUICK:
+            order = np.argsort(-values, kind="stable")[:k]
+            ids, values = ids[order], values[order]
+        share = self._random.random()
+        return int(kernels().draw_few(ids, values, k, top, scale, params.top_p, params.min_p, total, share))
 
     # -- log-probabilities ---------------------------------------------------------------------
 
