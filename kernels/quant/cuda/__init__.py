@@ -1,1 +1,1 @@
-"""CUDA products of matrices that stay in GGML blocks: `products` launches, `unpack` reads blocks, the rest are kernels."""
+"""CUDA products of matrices in GGML blocks: `products` launches, `unpack` reads blocks, the rest are kernels."""

@@ -7,9 +7,23 @@ Weights are unpacked in registers and met by activations that stay in the first-
 from collections.abc import Callable
 from typing import Any
 
-from neuron.kernels.cuda import F16, F32, I16, I32, ZERO, block_sums, cuda, device, high_half, low_half, narrow, plain
-from neuron.kernels.cuda import sum_parts, types
-from neuron.kernels.quant.cuda.unpack import UNIT, Layout
+from neuron.kernels.cuda import (
+    F16,
+    F32,
+    I16,
+    I32,
+    ZERO,
+    block_sums,
+    cuda,
+    device,
+    high_half,
+    low_half,
+    narrow,
+    plain,
+    sum_parts,
+    types,
+)
+from neuron.kernels.quant.cuda.unpack import NOT_NEGATIVE, UNIT, Layout
 
 
 @device
@@ -47,12 +61,13 @@ def make(
         first, first_x = cuda.blockIdx.x * rows, cuda.blockIdx.y * batch
         for i in range(sums):
             totals[i] = ZERO
-        for unit in range(thread, x.shape[1] // unit_words, threads):
+        for index in range(thread, x.shape[1] // unit_words, threads):
+            unit = index & NOT_NEGATIVE
             base = unit // apart * region + unit % apart * run
             for r in range(rows):
-                unpack(words, halves, min(first + r, words.shape[0] - 1), unit, weights)
+                unpack(words, halves, min(first + r, words.shape[0] - 1) & NOT_NEGATIVE, unit, weights)
                 for b in range(batch):
-                    row, total = min(first_x + b, x.shape[0] - 1), totals[r * batch + b]
+                    row, total = min(first_x + b, x.shape[0] - 1) & NOT_NEGATIVE, totals[r * batch + b]
                     for i in range(0, UNIT, 2):
                         total = add(total, weights[i], weights[i + 1], x, row, base + i // run * stride + i % run)
                     totals[r * batch + b] = total

@@ -71,7 +71,7 @@ def _expand(kind: GgmlType, blocks: torch.Tensor, rows: torch.Tensor, out: torch
 def _block(rows: int, cols: int, batch: int) -> tuple[int, int]:
     """Matrix rows and threads of a block: enough blocks for a large card, enough loads in flight for a thread."""
     tall = 4 if rows >= 4096 else 2 if rows >= 2048 else 1
-    return min(tall, 4 if batch < 4 else 2), 128 if cols >= 8192 else 64 if cols >= 1024 else 32
+    return min(tall, _BATCH // batch), 128 if cols >= 8192 else 64 if cols >= 1024 else 32
 
 
 def _check(kind: GgmlType, blocks: torch.Tensor, cols: int, out: torch.Tensor) -> None:

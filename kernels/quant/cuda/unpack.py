@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from neuron.kernels.cuda import device, small
+from neuron.kernels.cuda import byte_of, device, small
 from neuron.kernels.formats.ggml_types import GgmlType
 
 #: Weights in a unit.
 UNIT = 16
+#: Masks an index that is never negative, so that the compiler knows it too and does without the wrap of Python's lists.
+NOT_NEGATIVE = 0x7FFFFFFF
 _NIBBLES, _PAIRS, _ONES, _SIGNS = 0x0F0F0F0F, 0x03030303, 0x01010101, 0x80808080
 
 
@@ -76,7 +78,7 @@ def _word(wide: bool) -> Any:
 def _fill(weights, first, word, scale, offset):
     """Four weights of the bytes of a word."""
     for i in range(4):
-        weights[first + i] = scale * small((word >> (8 * i)) & 255) + offset
+        weights[first + i] = scale * byte_of(word, i) + offset
 
 
 @device
@@ -186,15 +188,18 @@ def _four_or_five(size: int, word: Any, *, fifth: bool) -> Callable[..., None]:
         scale, least = np.float32(halves[row, block >> 1]), np.float32(halves[row, (block >> 1) + 1])
         first, second = word(words, row, block + 4), word(words, row, block + 8)
         third = word(words, row, block + 12)
+        # Groups 0-3 have their six bits together; those of 4-7 are a nibble of the third word and the top two bits of
+        # the bytes of groups 0-3.
+        late = pair >> 1
+        nibble, least_nibble = first, second
+        if late == 1:
+            nibble, least_nibble = third, third >> 4
         for side in range(2):
             group = 2 * pair + side
             place = 8 * (group & 3)
-            early, late, mixed = first >> place, second >> place, third >> place
-            if group < 4:
-                factor, offset = early & 63, late & 63
-            else:
-                factor = (mixed & 15) | (((early >> 6) & 3) << 4)
-                offset = ((mixed >> 4) & 15) | (((late >> 6) & 3) << 4)
+            top = place + 4 + 2 * late
+            factor = ((nibble >> place) & 15) | (((first >> top) & 3) << 4)
+            offset = ((least_nibble >> place) & 15) | (((second >> top) & 3) << 4)
             for half in range(2):
                 values = word(words, row, block + nibbles + 32 * pair + 8 * part + 4 * half)
                 values = (values >> (4 * side)) & _NIBBLES
