@@ -8,6 +8,7 @@ elsewhere costs nothing. Folders that were not used for a while are removed.
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -53,8 +55,17 @@ def cache_directory() -> Path | None:
 def attach(dispatcher: Any, function: Callable[..., Any]) -> None:
     """Let a Numba dispatcher keep its machine code, if there is a place for it."""
     if cache_directory() is not None:
+        _count_from_anywhere()
         dispatcher._cache = KernelCache(function)
         _attached.append(dispatcher)
+
+
+@cache
+def _count_from_anywhere() -> None:
+    """Numba tells functions of one name and type apart by their number, which every process counts from 1. Kept code
+    of two processes may then hold different functions (closures of one factory) under one symbol, and a third process
+    that loads both calls one for the other. So each process counts from a place of its own."""
+    FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(6), "little"))
 
 
 def fraction_ready() -> float:

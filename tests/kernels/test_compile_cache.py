@@ -21,6 +21,31 @@ team.run(meet, team.barrier_state)
 print(sum(meet.stats.cache_misses.values()), sum(meet.stats.cache_hits.values()))
 """
 
+_ALIKE = """
+import sys
+from neuron.kernels.jit import compiled, inlined
+from neuron.kernels.quant.memory import keep_apart
+
+def adder(by):
+    def add(x):
+        keep_apart()
+        return x + by
+    return inlined(add)
+
+one, two = adder(1), adder(2)
+
+@compiled
+def add_one(x):
+    return one(x)
+
+@compiled
+def add_two(x):
+    return two(x)
+
+functions = {"one": add_one, "two": add_two}
+print(*(functions[name](40) for name in sys.argv[1:]))
+"""
+
 
 def compile_in(folder: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
@@ -46,6 +71,23 @@ def test_damaged_files_are_compiled_anew(tmp_path: Path) -> None:
         path.write_bytes(b"\x80damaged")
     assert finished(compile_in(tmp_path)) == (1, 0)
     assert finished(compile_in(tmp_path)) == (0, 1)
+
+
+def test_functions_that_look_alike_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Two processes keep one function each; a third loads both. Their helpers share name and type."""
+    program = tmp_path / "alike.py"
+    program.write_text(_ALIKE)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def results(*names: str) -> list[int]:
+        command = [sys.executable, str(program), *names]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+        return [int(word) for word in done.stdout.split()]
+
+    assert results("one") == [41]
+    assert results("two") == [42]
+    assert results("one", "two") == [41, 42]
+    assert results("two", "one") == [42, 41]
 
 
 def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
