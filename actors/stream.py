@@ -31,6 +31,8 @@ class EventStream:
         self.wanted_end: NeuronError | None = None
         #: True once Finish or Failed was put.
         self.ended = False
+        #: True once nobody reads any more.
+        self._gone = False
         #: Called when an early end is asked for, so that a session that waits in the queue leaves it at once.
         self.on_wanted_end: Callable[[], None] | None = None
 
@@ -51,13 +53,18 @@ class EventStream:
         self._room.set()
         return event
 
-    def cancel(self, reason: str = "client_disconnected") -> None:
-        """The reader left: no delta is kept for it any more, and the session ends at its next look."""
+    def cancel(self, reason: str = ClientDisconnected.code) -> None:
+        """The reader left, or was cut for not reading (`reason` slow_client): no delta is kept for it any more, and
+        the session ends at its next look."""
         if self.ended:
             return
+        self._gone = True
         self._buffer.clear()
         self._arrived = anyio.Event()
-        self.end_early(ClientDisconnected(f"The client left ({reason})."))
+        if reason == SlowClient.code:
+            self.end_early(SlowClient("The client stopped reading its stream."))
+        else:
+            self.end_early(ClientDisconnected(f"The client left ({reason})."))
 
     # -- the session's end ---------------------------------------------------------------------
 
@@ -99,7 +106,7 @@ class EventStream:
             return
         if isinstance(event, Finish | Failed):
             self.ended = True
-        elif isinstance(self.wanted_end, ClientDisconnected):
+        elif self._gone:
             return
         if not self._buffer:
             self._last_read = time.monotonic()

@@ -53,6 +53,14 @@ async def test_a_reader_that_left_gets_no_delta_but_can_still_see_the_end() -> N
     assert await stream.next(1) == Failed(error)
 
 
+async def test_a_reader_that_was_cut_is_told_from_one_that_left() -> None:
+    stream = EventStream(1.0)
+    stream.cancel(SlowClient.code)
+    assert isinstance(stream.wanted_end, SlowClient)
+    stream.put_now(text("a"))
+    assert await stream.next(0.01) is None
+
+
 async def test_the_first_cause_wins() -> None:
     stream = EventStream(1.0)
     stream.end_early(ShuttingDown("first"))
