@@ -1,0 +1,1 @@
+"""Attention of single tokens over a cache, split over positions and joined."""

@@ -1,0 +1,197 @@
+"""CUDA kernels of attention of single tokens: parts over runs of positions, then their combination.
+
+The softmax is taken over tiles (https://arxiv.org/abs/2205.14135); all query heads that share keys and values meet
+them in one block, so that a row of the cache is read once. How many positions there are is read on the device.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from neuron.kernels.cuda import F32, I16, I32, I64, WARP, ZERO, cuda, device, group_sum, high_half, low_half, narrow
+from neuron.kernels.cuda import plain, types, widen
+
+#: Query numbers that a thread keeps in registers at most.
+_MOST_HELD = 96
+_LOWEST = np.float32(-math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`lanes` threads share one position's score; `tile` positions are scored before their values are summed."""
+
+    dim: int
+    group: int
+    lanes: int
+    threads: int
+    tile: int
+
+    @property
+    def subsets(self) -> int:
+        """Threads cover a row of values this many times, each time with other positions; each leaves a part."""
+        return self.threads // (self.dim // 2)
+
+
+def plan(dim: int, group: int, *, threads: int = 128, tile: int = 64) -> Plan | None:
+    """None where registers or threads do not suffice. `group`: query heads for each kv head."""
+    lanes = 1
+    while lanes < WARP and group * dim > _MOST_HELD * lanes:
+        lanes *= 2
+    fits = dim % (2 * lanes) == 0 and group * dim <= _MOST_HELD * lanes and dim // 2 <= threads and group <= threads
+    return Plan(dim, group, lanes, threads, tile) if fits else None
+
+
+@device
+def _float_low(rows, which, head, position, pair):
+    return rows[which, head, position, 2 * pair]
+
+
+@device
+def _float_high(rows, which, head, position, pair):
+    return rows[which, head, position, 2 * pair + 1]
+
+
+@device
+def _word_low(rows, which, head, position, pair):
+    return low_half(rows[which, head, position, pair])
+
+
+@device
+def _word_high(rows, which, head, position, pair):
+    return high_half(rows[which, head, position, pair])
+
+
+def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[..., None]:
+    """A kernel on grid (splits, kv heads, n); rows as float32, or bfloat16 two to an int32."""
+    dim, group, lanes, threads, tile, subsets = (
+        shape.dim,
+        shape.group,
+        shape.lanes,
+        shape.threads,
+        shape.tile,
+        shape.subsets,
+    )
+    pairs, held, apart = dim // 2, dim // 2 // lanes, threads // lanes
+    load = widen if bfloat16_query else plain
+    low, high = (_word_low, _word_high) if bfloat16_rows else (_float_low, _float_high)
+
+    def attend(query, rows, index, scale, parts):
+        """parts float32 [n, heads, splits * subsets, dim + 2]: peak score, sum of exponentials, sums of values.
+
+        query [n, heads, dim]; rows [2, kv heads, positions, dim]; index int64 [n]: token t sees 0..index[t]. A part
+        without positions has the peak -inf, and nothing else of it is written.
+        """
+        scores = cuda.shared.array((group, tile), F32)
+        peaks = cuda.shared.array(group, F32)
+        fades = cuda.shared.array(group, F32)
+        scratch = cuda.shared.array(threads, F32)
+        asked = cuda.local.array(2 * group * held, F32)
+        sums = cuda.local.array(3 * group, F32)
+        thread, split, head, token = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        length = min(index[token] + 1, rows.shape[2])
+        splits = cuda.gridDim.x
+        run = (length + splits * tile - 1) // (splits * tile) * tile
+        first, last = split * run, min(length, (split + 1) * run)
+        lane, place = thread % lanes, thread // lanes
+        for g in range(group):
+            for i in range(held):
+                pair = lane + i * lanes
+                asked[2 * (g * held + i)] = load(query[token, head * group + g, 2 * pair]) * scale
+                asked[2 * (g * held + i) + 1] = load(query[token, head * group + g, 2 * pair + 1]) * scale
+            for i in range(3):
+                sums[3 * g + i] = ZERO
+        if thread < group:
+            peaks[thread] = _LOWEST
+        column, subset = thread % pairs, thread // pairs
+        cuda.syncthreads()
+        for start in range(first, last, tile):
+            for base in range(0, tile, apart):
+                position = start + base + place
+                row = min(position, last - 1)
+                for g in range(group):
+                    total = ZERO
+                    for i in range(held):
+                        pair, at = lane + i * lanes, 2 * (g * held + i)
+                        total += asked[at] * low(rows, 0, head, row, pair)
+                        total += asked[at + 1] * high(rows, 0, head, row, pair)
+                    total = group_sum(total, lanes, scratch, thread)
+                    if lane == 0 and base + place < tile:
+                        scores[g, base + place] = total if position < last else _LOWEST
+            cuda.syncthreads()
+            if thread < group:
+                peak = peaks[thread]
+                higher = peak
+                for t in range(tile):
+                    higher = max(higher, scores[thread, t])
+                peaks[thread] = higher
+                fades[thread] = math.exp(peak - higher)
+            cuda.syncthreads()
+            for i in range(thread, group * tile, threads):
+                scores[i // tile, i % tile] = math.exp(scores[i // tile, i % tile] - peaks[i // tile])
+            cuda.syncthreads()
+            if subset < subsets:
+                for i in range(3 * group):
+                    sums[i] *= fades[i // 3]
+                for t in range(subset, tile, subsets):
+                    row = min(start + t, last - 1)
+                    even, odd = low(rows, 1, head, row, column), high(rows, 1, head, row, column)
+                    for g in range(group):
+                        weight = scores[g, t]
+                        sums[3 * g] += weight * even
+                        sums[3 * g + 1] += weight * odd
+                        sums[3 * g + 2] += weight
+            cuda.syncthreads()
+        if subset < subsets:
+            part = split * subsets + subset
+            for g in range(group):
+                target = parts[token, head * group + g, part]
+                if column == 0:
+                    target[0] = peaks[g]
+                    target[1] = sums[3 * g + 2]
+                if first < last:
+                    target[2 + 2 * column] = sums[3 * g]
+                    target[3 + 2 * column] = sums[3 * g + 1]
+
+    return attend
+
+
+def make_combine(dim: int, *, gated: bool, bfloat16_gate: bool, bfloat16_out: bool) -> Callable[..., None]:
+    """A kernel of at least `dim` threads on grid (heads, n). Without `gated`, `gate` is not read."""
+    load, store = (widen if bfloat16_gate else plain), (narrow if bfloat16_out else plain)
+
+    def combine(parts, gate, out):
+        """out [n, heads * dim] of parts [n, heads, parts, dim + 2], times sigmoid(gate [n, heads * dim])."""
+        thread, head, token = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y
+        if thread >= dim:
+            return
+        peak = _LOWEST
+        for p in range(parts.shape[2]):
+            peak = max(peak, parts[token, head, p, 0])
+        total, value = ZERO, ZERO
+        for p in range(parts.shape[2]):
+            found = parts[token, head, p, 0]
+            if found > _LOWEST:
+                weight = math.exp(found - peak)
+                total += weight * parts[token, head, p, 1]
+                value += weight * parts[token, head, p, 2 + thread]
+        value /= total
+        place = head * dim + thread
+        if gated:
+            value /= np.float32(1.0) + math.exp(-load(gate[token, place]))
+        out[token, place] = store(value)
+
+    return combine
+
+
+def signature(*, bfloat16_query: bool, bfloat16_rows: bool) -> Any:
+    query, rows = (I16 if bfloat16_query else F32), (I32 if bfloat16_rows else F32)
+    return types.void(query[:, :, ::1], rows[:, :, :, ::1], I64[::1], F32, F32[:, :, :, ::1])
+
+
+def combine_signature(*, bfloat16_gate: bool, bfloat16_out: bool) -> Any:
+    gate, out = (I16 if bfloat16_gate else F32), (I16 if bfloat16_out else F32)
+    return types.void(F32[:, :, :, ::1], gate[:, ::1], out[:, ::1])

@@ -1,0 +1,1 @@
+"""Products with an activation: silu(gate) * up, x * sigmoid(gate)."""

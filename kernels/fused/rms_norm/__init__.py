@@ -1,0 +1,1 @@
+"""RMSNorm of rows, with the sum into the residual stream before it."""
