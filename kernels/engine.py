@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
 
 ReportProgress = Callable[[str, float], None]
 """(stage, fraction 0..1) of a load."""
@@ -22,6 +25,23 @@ class LoadSpec(msgspec.Struct, frozen=True):
     quant: str | None = None
     rank: int = 0
     world_size: int = 1
+
+
+class Collectives(Protocol):
+    """What the ranks of a tensor-parallel model do together: all of them, in the same order, with equal shapes.
+
+    Tensors are contiguous and on the rank's device. On CUDA both run on the current stream and wait for nothing on
+    the host, so that a step with them can be captured as a graph.
+    """
+
+    rank: int
+    world_size: int
+
+    def all_reduce(self, tensor: "torch.Tensor") -> None:
+        """`tensor` becomes the sum over the ranks, in place; every rank gets the same bits."""
+
+    def gather_columns(self, tensor: "torch.Tensor") -> "torch.Tensor | None":
+        """`tensor` [n, width], equally wide on every rank -> [n, world_size * width] on rank 0, None on the others."""
 
 
 class ModelMemory(msgspec.Struct, frozen=True):

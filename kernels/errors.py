@@ -21,6 +21,13 @@ class WeightMismatch(LoadError):
         super().__init__("corrupt_weights", message)
 
 
+class IndivisibleShard(LoadError):
+    """A model that cannot be cut into as many parts as asked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("indivisible_heads", message)
+
+
 class OutOfMemory(LoadError):
     """The host has less memory than the weights or the cache need."""
 

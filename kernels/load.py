@@ -1,10 +1,9 @@
-"""load_model: files to a resident DeviceModel on a CPU device. The one entry of this package for device processes."""
+"""load_model: files to a resident DeviceModel. The one entry of this package for device processes."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,56 +14,57 @@ from neuron.kernels.decoder.buffers import STEP_ROWS, build_workspace, step_shap
 from neuron.kernels.decoder.model import DecoderModel
 from neuron.kernels.decoder.prefill import Prefill
 from neuron.kernels.decoder.weights import DecoderWeights, load_weights
-from neuron.kernels.engine import DeviceModel, LoadSpec, ReportProgress
+from neuron.kernels.engine import Collectives, DeviceModel, LoadSpec, ReportProgress
 from neuron.kernels.errors import UnsupportedLoad
-from neuron.kernels.formats.expected import GGUF, ROPE_FREQUENCIES, SAFETENSORS, check_tensors
 from neuron.kernels.formats.ggml_types import GgmlType
-from neuron.kernels.formats.gguf import open_gguf
-from neuron.kernels.formats.gguf_config import config_from_gguf
-from neuron.kernels.formats.hf_config import parse_config
-from neuron.kernels.formats.in_situ import FLOATS
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
-from neuron.kernels.formats.safetensors import SafetensorsSet
-from neuron.kernels.formats.vision_tensors import check_vision
+from neuron.kernels.opened import OpenedModel, open_model
 from neuron.kernels.threads import Team, default_threads
 from neuron.kernels.vision.model import VisionModel
 from neuron.kernels.vision.tower import VisionTower
 from neuron.kernels.vision.weights import load_tower_weights
-from neuron.kernels.weights.convert import quant_type
 from neuron.kernels.weights.matrix import Floats
-from neuron.kernels.weights.names import Names
-from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader
+from neuron.kernels.weights.reader import WeightReader
 
 _TICK_SECONDS = 1.0
 #: Half an hour; what takes longer is taken for stuck.
 _MOST_TICKS = 1800
 
 
-def load_model(spec: LoadSpec, device: str, progress: ReportProgress, *, threads: int | None = None) -> DeviceModel:
-    """Check, read and build the model of `spec` on `device` ("cpu", "cpu:N").
+def load_model(
+    spec: LoadSpec,
+    device: str,
+    progress: ReportProgress,
+    *,
+    threads: int | None = None,
+    group: Collectives | None = None,
+) -> DeviceModel:
+    """Check, read and build the model of `spec`, or one rank's part of it, on `device` ("cpu", "cpu:N", "cuda:N").
 
-    Nothing of the files stays mapped. Raises formats.errors.FormatError (damaged or unknown files, before weights
-    are read) and kernels.errors.LoadError (what cannot be run here).
+    One CPU runs the compiled engine; a GPU, and the ranks of a `group`, the layered one. All ranks load at once: the
+    warm-up at the end takes part in collectives. Nothing of the files stays mapped. Raises formats.errors.FormatError
+    (damaged or unknown files, before weights are read) and kernels.errors.LoadError (what cannot be run here).
     """
-    if not device.startswith("cpu"):
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
         raise UnsupportedLoad("unsupported_device", f"Models cannot be loaded on {device} by this build.")
-    if spec.world_size != 1:
-        raise UnsupportedLoad("tensor_parallel_unavailable", "Tensor-parallel shards cannot be loaded by this build.")
-    team = Team(threads or default_threads())
+    # The ranks of a group that are on the CPU share its cores.
+    team = Team(threads or max(1, default_threads() // (spec.world_size if kind == "cpu" else 1)))
     try:
-        return _load(spec, team, progress)
+        torch.set_num_threads(team.threads)
+        opened = open_model(spec, team)
+        if kind == "cpu" and spec.world_size == 1 and group is None:
+            return _load_compiled(spec, opened, team, progress)
+        from neuron.kernels.layered.load import load_layered
+
+        return load_layered(spec, opened, torch.device(device if kind == "cuda" else "cpu"), team, progress, group)
     except BaseException:
         team.close()
         raise
 
 
-def _load(spec: LoadSpec, team: Team, progress: ReportProgress) -> DeviceModel:
-    torch.set_num_threads(team.threads)
-    quant = quant_type(spec.quant)
-    if spec.format == GGUF and quant is not None and quant not in FLOATS:
-        raise UnsupportedLoad("unsupported_quant", "GGUF weights are not quantised anew.")
-    config, reader, tied, names, vision = _open(spec, team)
-    factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
+def _load_compiled(spec: LoadSpec, opened: OpenedModel, team: Team, progress: ReportProgress) -> DeviceModel:
+    config, reader, tied, names, vision, quant, factors = opened
     weights = load_weights(config, reader, names, tied, quant, lambda done: progress("read", done))
     # Rounding to bfloat16 would lose more than it saves where every matrix is in float32, stored or converted.
     exact = all(matrix.kind is GgmlType.F32 for layer in weights.layers for matrix in layer.matrices.values())
@@ -136,28 +136,6 @@ def reported(progress: ReportProgress) -> Iterator[None]:
         over.set()
         ticker.join()
     progress("compile", 1.0)
-
-
-def _open(spec: LoadSpec, team: Team) -> tuple[ModelConfig, WeightReader, bool, Names, str | None]:
-    """Config, reader, whether the head is tied, names, and the prefix of a vision tower's tensors if there is one."""
-    reader: WeightReader
-    vision: str | None = None
-    if spec.format == GGUF:
-        opened = open_gguf(spec.files)
-        config = config_from_gguf(opened)
-        found = check_tensors(config, opened.tensors, GGUF)
-        reader = GgufReader(opened, team)
-    elif spec.format == SAFETENSORS:
-        if spec.config is None:
-            raise UnsupportedLoad("invalid_model_config", "A safetensors model needs its config.json.")
-        config = parse_config(Path(spec.config).read_bytes())
-        dense = SafetensorsSet.open(spec.files)
-        found = check_tensors(config, dense.tensors, SAFETENSORS)
-        vision = check_vision(config, dense.tensors)
-        reader = SafetensorsReader(dense, team)
-    else:
-        raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
-    return config, reader, found.tied, Names(config, spec.format, found.prefix), vision
 
 
 def _summary(config: ModelConfig, context: int, kv_kind: GgmlType, team: Team) -> str:

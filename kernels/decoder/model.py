@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from neuron.kernels.arguments import check_forward
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.rope import Rope
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, STEP_ROWS, Workspace
@@ -91,9 +92,15 @@ class DecoderModel:
         """
         # A copy: for a view of a message, which is read-only, everything would be compiled once more.
         tokens = np.array(tokens, dtype=np.int32)
-        self._check(sequence, tokens, position, logits)
-        if rope_positions is not None and rope_positions.shape != (3, len(tokens)):
-            raise ValueError("rotary positions must be [3, tokens]")
+        check_forward(
+            tokens,
+            position,
+            logits,
+            rope_positions,
+            held=self.length(sequence),
+            context=self.context_length,
+            vocab=self.vocab_size,
+        )
         cache = self._cache(sequence)
         for start in range(0, len(tokens), PREFILL_ROWS):
             if self._team.adapt():
@@ -220,27 +227,6 @@ class DecoderModel:
             KvCache(self._kv_kind, full, shape.kv_heads, shape.head_dim, self.context_length),
             None if state is None else RecurrentState(state),
         )
-
-    def _check(
-        self,
-        sequence: int,
-        tokens: npt.NDArray[np.int32],
-        position: int,
-        logits: npt.NDArray[np.float32] | None,
-    ) -> None:
-        if tokens.ndim != 1 or tokens.size == 0:
-            raise ValueError("tokens must be a row of at least one id")
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab_size:
-            raise ValueError(f"a token id is outside the vocabulary of {self.vocab_size}")
-        held = self.length(sequence)
-        if position != held:
-            raise ValueError(f"position {position} is not the sequence's length {held}")
-        if position + tokens.size > self.context_length:
-            raise ValueError(f"{position + tokens.size} tokens are beyond the context of {self.context_length}")
-        if logits is not None and (
-            logits.shape != (self.vocab_size,) or logits.dtype != np.float32 or not logits.flags.c_contiguous
-        ):
-            raise ValueError(f"logits must be contiguous float32 [{self.vocab_size}]")
 
 
 def _rows_within(spliced: Spliced, start: int, stop: int) -> Spliced:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.gdn.state import RecurrentState
+from neuron.kernels.prefix.blocks import Pages
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -58,6 +59,14 @@ class SequenceCache:
     def state_address(self) -> int:
         return 0 if self.state is None else self.state.address
 
+    @property
+    def context(self) -> int:
+        return self.kv.context
+
+    @property
+    def recurrent(self) -> bool:
+        return self.state is not None
+
     def advance(self, tokens: int) -> None:
         """`tokens` more are held; their rows and states are written."""
         self.kv.length += tokens
@@ -103,6 +112,27 @@ class SequenceCache:
         self.kv.length = length
         return length
 
+    def reserve(self, positions: int) -> None:
+        """There is room for the whole context from the start."""
+
+    def copy_rows(self, begin: int, end: int, pages: Pages) -> npt.NDArray[np.generic]:
+        """Rows of positions begin..end-1, a copy in `pages`."""
+        return _copied(self.kv.rows[:, :, :, begin:end], pages)
+
+    def put_rows(self, rows: npt.NDArray[np.generic], begin: int) -> None:
+        """Write rows from `begin` on; the length is not moved."""
+        self.kv.rows[:, :, :, begin : begin + rows.shape[3]] = rows
+
+    def copy_state(self, pages: Pages) -> npt.NDArray[np.float32]:
+        """The recurrent state, a copy in `pages`."""
+        assert self.state is not None
+        copy: npt.NDArray[np.float32] = _copied(self.state.data, pages).view(np.float32)
+        return copy
+
+    def put_state(self, state: npt.NDArray[np.float32]) -> None:
+        assert self.state is not None
+        np.copyto(self.state.data, state)
+
     def abandon(self) -> None:
         """A pass over the sequence failed half-way: a recurrent state may have moved, so the sequence is emptied."""
         if self.state is not None:
@@ -126,3 +156,10 @@ class SequenceCache:
         self._cuts.clear()
         self._deltas.clear()
         return self.kv.truncate(0)
+
+
+def _copied(source: npt.NDArray[np.generic], pages: Pages) -> npt.NDArray[np.generic]:
+    copy = pages(source.nbytes).view(source.dtype).reshape(source.shape)
+    np.copyto(copy, source)
+    copy.setflags(write=False)
+    return copy

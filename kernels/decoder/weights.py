@@ -80,26 +80,39 @@ def _layer(
     norm: Callable[[str], Floats],
 ) -> LayerWeights:
     layer = LayerWeights()
-    linear = config.linear if config.layer_kinds[index] is LayerKind.LINEAR else None
-    roles = ["gate", "up", "down"]
-    norms = ["attn_norm", "ffn_norm"]
-    biases = ["gate_bias", "up_bias", "down_bias"] if config.mlp_bias else []
-    if linear is None:
-        roles += ["q", "k", "v", "o"]
-        norms += ["q_norm", "k_norm"] if config.qk_norm else []
-        biases += ["q_bias", "k_bias", "v_bias"] if config.attention_bias else []
-        biases += ["o_bias"] if config.attention_out_bias else []
-    else:
-        roles += gdn_weights.MATRICES
-    for role in roles:
+    roles, linear = layer_roles(config, index), config.linear
+    for role in roles.matrices:
         layer.matrices[role] = matrix(names.layer(role, index))
-    if linear is None and config.attn_output_gate:
+    if "q" in layer.matrices and config.attn_output_gate:
         layer.matrices["q"], layer.matrices["q_gate"] = gdn_weights.split_gate(layer.matrices["q"], config.num_heads)
-    for role in gdn_weights.VECTORS if linear is not None else ():
+    for role in roles.linear_vectors:
         vector = reader.vector(names.layer(role, index))
         layer.vectors[role] = vector if linear is None else gdn_weights.prepared(role, vector, linear)
-    for role in norms:
+    for role in roles.norms:
         layer.vectors[role] = norm(names.layer(role, index))
-    for role in biases:
+    for role in roles.biases:
         layer.vectors[role] = reader.vector(names.layer(role, index))
     return layer
+
+
+@dataclass(slots=True, frozen=True)
+class LayerRoles:
+    """What a layer is made of, by the roles of weights.names. q holds the gate too, where there is one."""
+
+    matrices: tuple[str, ...]
+    linear_vectors: tuple[str, ...]
+    norms: tuple[str, ...]
+    biases: tuple[str, ...]
+
+
+def layer_roles(config: ModelConfig, index: int) -> LayerRoles:
+    matrices: tuple[str, ...] = ("gate", "up", "down")
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    biases: tuple[str, ...] = ("gate_bias", "up_bias", "down_bias") if config.mlp_bias else ()
+    if config.layer_kinds[index] is LayerKind.LINEAR:
+        return LayerRoles((*matrices, *gdn_weights.MATRICES), gdn_weights.VECTORS, norms, biases)
+    matrices += ("q", "k", "v", "o")
+    norms += ("q_norm", "k_norm") if config.qk_norm else ()
+    biases += ("q_bias", "k_bias", "v_bias") if config.attention_bias else ()
+    biases += ("o_bias",) if config.attention_out_bias else ()
+    return LayerRoles(matrices, (), norms, biases)

@@ -1,12 +1,13 @@
 """Blocks: immutable copies of a stretch of KV rows, or of the recurrent state after a number of tokens."""
 
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.errors import OutOfMemory
 
 
@@ -38,36 +39,55 @@ class StateBlock:
 Block = RowsBlock | StateBlock
 
 
-def copy_rows(cache: SequenceCache, begin: int, end: int) -> RowsBlock:
+Pages = Callable[[int], npt.NDArray[np.uint8]]
+"""Host memory uint8 [bytes] for a copy."""
+
+
+class Cached(Protocol):
+    """A sequence as blocks see it, whichever engine holds it."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a recurrent state beside the rows."""
+
+    def reserve(self, positions: int) -> None:
+        """Room for `positions` in all, or what the device raises for want of memory, with nothing changed."""
+
+    def copy_rows(self, begin: int, end: int, pages: Pages) -> npt.NDArray[np.generic]: ...
+    def put_rows(self, rows: npt.NDArray[np.generic], begin: int) -> None:
+        """Write [layer][K, V][kv head][n][head_dim] at positions from `begin` on; the length is not moved."""
+
+    def copy_state(self, pages: Pages) -> npt.NDArray[np.float32]: ...
+    def put_state(self, state: npt.NDArray[np.float32]) -> None: ...
+    def place(self, length: int) -> int:
+        """Hold `length` tokens whose rows and state were just put in place; returns it."""
+
+
+def copy_rows(cache: Cached, begin: int, end: int) -> RowsBlock:
     """Raises ValueError for positions that the sequence does not hold, OutOfMemory."""
     if not 0 <= begin < end <= cache.length:
         raise ValueError(f"positions {begin} to {end} are not all of the {cache.length} held")
-    source = cache.kv.rows[:, :, :, begin:end]
-    copy = _pages(source.nbytes).view(source.dtype).reshape(source.shape)
-    np.copyto(copy, source)
-    copy.setflags(write=False)
-    return RowsBlock(begin, end, copy)
+    return RowsBlock(begin, end, cache.copy_rows(begin, end, _pages))
 
 
-def copy_state(cache: SequenceCache) -> StateBlock:
+def copy_state(cache: Cached) -> StateBlock:
     """Raises ValueError for a model without linear layers, OutOfMemory."""
-    if cache.state is None or cache.length == 0:
+    if not cache.recurrent or cache.length == 0:
         raise ValueError("the sequence has no recurrent state to keep")
-    source = cache.state.data
-    copy = _pages(source.nbytes).view(np.float32).reshape(source.shape)
-    np.copyto(copy, source)
-    copy.setflags(write=False)
-    return StateBlock(cache.length, copy)
+    return StateBlock(cache.length, cache.copy_state(_pages))
 
 
-def put_rows(cache: SequenceCache, block: RowsBlock, begin: int) -> None:
+def put_rows(cache: Cached, block: RowsBlock, begin: int) -> None:
     """Write the block's positions from `begin` on into the cache's memory; its length is not moved."""
-    cache.kv.rows[:, :, :, begin : block.end] = block.rows[:, :, :, begin - block.begin :]
+    cache.put_rows(block.rows[:, :, :, begin - block.begin :], begin)
 
 
-def put_state(cache: SequenceCache, block: StateBlock) -> None:
-    assert cache.state is not None
-    np.copyto(cache.state.data, block.state)
+def put_state(cache: Cached, block: StateBlock) -> None:
+    cache.put_state(block.state)
 
 
 def _pages(size: int) -> npt.NDArray[np.uint8]:

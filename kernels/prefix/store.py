@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.prefix.blocks import (
     Block,
+    Cached,
     RowsBlock,
     StateBlock,
     copy_rows,
@@ -27,17 +27,17 @@ class BlockStore:
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self._blocks.values())
 
-    def save_rows(self, number: int, cache: SequenceCache, begin: int, end: int) -> int:
+    def save_rows(self, number: int, cache: Cached, begin: int, end: int) -> int:
         """Keep the rows of positions begin..end-1; returns bytes. ValueError for a number in use."""
         self._check_free(number)
         return self._put(number, copy_rows(cache, begin, end))
 
-    def save_state(self, number: int, cache: SequenceCache) -> int:
+    def save_state(self, number: int, cache: Cached) -> int:
         """Keep the recurrent state at the sequence's length; returns bytes. ValueError for a number in use."""
         self._check_free(number)
         return self._put(number, copy_state(cache))
 
-    def restore(self, cache: SequenceCache, keep: int, rows: Sequence[int], state: int) -> int:
+    def restore(self, cache: Cached, keep: int, rows: Sequence[int], state: int) -> int:
         """Make `cache` hold its own first `keep` positions, then those of `rows`; returns the length.
 
         `rows` follow one another and begin at or before `keep`. `state` is the number of the state at the new
@@ -49,11 +49,12 @@ class BlockStore:
             if block.begin > length or block.end <= length:
                 raise ValueError(f"rows {block.begin} to {block.end} do not continue {length} positions")
             length = block.end
-        if not 0 <= keep <= cache.length or not 0 < length <= cache.kv.context:
+        if not 0 <= keep <= cache.length or not 0 < length <= cache.context:
             raise ValueError(f"{keep} of {cache.length} positions cannot be kept to hold {length}")
         held = self._state(state, length) if state else None
-        if (held is None) is not (cache.state is None):
+        if (held is None) is cache.recurrent:
             raise ValueError("the state is of another kind of model")
+        cache.reserve(length)
         place = keep
         for block in blocks:
             put_rows(cache, block, place)

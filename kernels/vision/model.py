@@ -1,7 +1,6 @@
 """VisionModel: a decoder that also takes images. Their embeddings stay here until the prompt has passed over them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +15,8 @@ from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.threads import Team
 from neuron.kernels.vision.positions import Floats
+from neuron.kernels.vision.shelf import ImageShelf
 from neuron.kernels.vision.tower import VisionTower
-
-
-@dataclass(slots=True)
-class EncodedImage:
-    """`rows` float32 [places, hidden]."""
-
-    sequence: int
-    rows: Floats
 
 
 class VisionModel(DecoderModel):
@@ -53,7 +45,7 @@ class VisionModel(DecoderModel):
             state=memory.state,
             workspace=memory.workspace,
         )
-        self._images: dict[int, EncodedImage] = {}
+        self._images: ImageShelf[Floats] = ImageShelf()
 
     def encode_image(
         self,
@@ -65,7 +57,7 @@ class VisionModel(DecoderModel):
     ) -> int:
         """See SeeingModel.encode_image."""
         rows = self.tower.encode(patches, grid, scale)
-        self._images[image] = EncodedImage(sequence, rows)
+        self._images.put(sequence, image, rows)
         return len(rows)
 
     def forward_with_images(
@@ -79,34 +71,22 @@ class VisionModel(DecoderModel):
         rope_delta: int,
     ) -> None:
         """See SeeingModel.forward_with_images."""
-        spliced, ended = [], []
-        for image, offset, length in spans:
-            encoded = self._images.get(image)
-            if encoded is None or encoded.sequence != sequence or len(encoded.rows) != length:
-                raise ValueError(f"image {image} of {length} places is not encoded for sequence {sequence}")
-            first, last = max(offset, position), min(offset + length, position + len(tokens))
-            if first < last:
-                spliced.append((first - position, encoded.rows[first - offset : last - offset]))
-            if offset + length <= position + len(tokens):
-                ended.append(image)
+        end = position + len(tokens)
+        spliced = list(self._images.spliced(sequence, spans, position, end))
         self.forward_spliced(
             sequence, tokens, position, logits, spliced=spliced, rope_positions=positions, rope_delta=rope_delta
         )
-        for image in ended:
-            self._images.pop(image, None)
+        self._images.passed(spans, end)
 
     def clear(self, sequence: int, keep: int = 0) -> int:
         """See DeviceModel.clear. Images that the sequence has not passed over are given up."""
-        self._forget_images(sequence)
+        self._images.forget(sequence)
         return super().clear(sequence, keep)
 
     def restore_prefix(self, sequence: int, keep: int, rows: Sequence[int], state: int) -> int:
         """See PrefixBlocks.restore_prefix. Images that the sequence has not passed over are given up."""
-        self._forget_images(sequence)
+        self._images.forget(sequence)
         return super().restore_prefix(sequence, keep, rows, state)
-
-    def _forget_images(self, sequence: int) -> None:
-        self._images = {name: image for name, image in self._images.items() if image.sequence != sequence}
 
     def close(self) -> None:
         """See DeviceModel.close."""

@@ -3,6 +3,8 @@
 Norms, the residual stream, rotary angles and softmax are float32; products run in the type of the weights.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -22,6 +24,7 @@ class VisionTower:
         self.config = config
         self._weights = weights
         self._dtype = weights.patch.weight.dtype
+        self._device = weights.patch.weight.device
         self._side = int(config.num_position_embeddings**0.5)
 
     @property
@@ -42,6 +45,13 @@ class VisionTower:
         return height * width // merge**2
 
     def encode(self, patches: npt.NDArray[np.uint8], grid: tuple[int, int, int], scale: PixelScale) -> Floats:
+        """`encode_on_device`, copied to the host if need be."""
+        result: Floats = np.ascontiguousarray(self.encode_on_device(patches, grid, scale).cpu().numpy())
+        return result
+
+    def encode_on_device(
+        self, patches: npt.NDArray[np.uint8], grid: tuple[int, int, int], scale: PixelScale
+    ) -> torch.Tensor:
         """uint8 [height * width, 3 * patch * patch] in block order -> float32 [tokens(grid), out_hidden_size].
 
         Raises ValueError when patches and grid do not fit each other or the tower.
@@ -55,26 +65,27 @@ class VisionTower:
             hidden = self._embed(patches, scale)
             hidden += self._positions(rows, columns, height, width)
             angles = rotary(rows, columns, self.config.hidden_size // self.config.num_heads)
-            cosines, sines = (torch.from_numpy(values)[:, None, :] for values in angles)
+            cosines, sines = (self._put(values)[:, None, :] for values in angles)
             for block in self._weights.blocks:
                 hidden += self._attention(hidden, block, cosines, sines)
                 hidden += self._mlp(hidden, block)
-            merged = self._merge(hidden).view(tokens, self.config.out_hidden_size)
-        result: Floats = np.ascontiguousarray(merged.numpy())
-        return result
+            return self._merge(hidden).view(tokens, self.config.out_hidden_size)
+
+    def _put(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _embed(self, patches: npt.NDArray[np.uint8], scale: PixelScale) -> torch.Tensor:
         area = self.config.patch_size**2
-        pixels = torch.from_numpy(patches.astype(np.float32)).view(-1, CHANNELS, area) * scale.rescale
-        mean, deviation = (torch.tensor(values, dtype=torch.float32)[:, None] for values in (scale.mean, scale.std))
+        pixels = self._put(patches.copy()).float().view(-1, CHANNELS, area) * scale.rescale
+        mean, deviation = (self._put(np.array(values, dtype=np.float32)[:, None]) for values in (scale.mean, scale.std))
         return self._product(((pixels - mean) / deviation).view(-1, CHANNELS * area), self._weights.patch)
 
     def _positions(
         self, rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], height: int, width: int
     ) -> torch.Tensor:
         taps, weights = table_taps(rows, columns, height, width, self._side)
-        entries = self._weights.positions[torch.from_numpy(taps)]
-        return (entries * torch.from_numpy(weights)[:, :, None]).sum(1)
+        entries = self._weights.positions[self._put(taps)]
+        return (entries * self._put(weights)[:, :, None]).sum(1)
 
     def _attention(
         self, hidden: torch.Tensor, block: BlockWeights, cosines: torch.Tensor, sines: torch.Tensor

@@ -60,16 +60,17 @@ def load_tower_weights(
     prefix: str,
     dtype: torch.dtype,
     report: Callable[[float], None],
+    device: torch.device | None = None,
 ) -> TowerWeights:
-    """Read a checked tower; matrices become `dtype` (float32, or bfloat16)."""
+    """Read a checked tower to `device` (None: the CPU); matrices become `dtype` (float32, or bfloat16)."""
 
     def matrix(name: str) -> torch.Tensor:
         read = reader.matrix(prefix + name)
         flat = torch.from_numpy(read.data.reshape(-1)).view(_TYPES[read.kind])
-        return flat.view(read.rows, read.cols).to(dtype)
+        return flat.view(read.rows, read.cols).to(device, dtype)
 
     def vector(name: str, kind: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(reader.vector(prefix + name)).to(kind)
+        return torch.from_numpy(reader.vector(prefix + name)).to(device, kind)
 
     def product(name: str) -> Affine:
         return Affine(matrix(f"{name}.weight"), vector(f"{name}.bias", dtype))

@@ -9,7 +9,8 @@ from neuron.kernels.formats.in_situ import IN_SITU, in_situ_name
 from neuron.kernels.quant.products import expand_matrix
 from neuron.kernels.quant.quantise import quantise_into
 from neuron.kernels.threads import Team
-from neuron.kernels.weights.matrix import Bytes, Floats, Matrix, aligned_bytes, empty_matrix
+from neuron.kernels.weights.matrix import Floats, Matrix, aligned_bytes, empty_matrix
+from neuron.kernels.weights.stored import StoredRows
 
 #: Weights in one chunk: 16 MiB as float32.
 CHUNK_WEIGHTS = 1 << 22
@@ -25,22 +26,21 @@ def quant_type(quant: str | None) -> GgmlType | None:
     return IN_SITU[name]
 
 
-def converted(stored: GgmlType, rows: int, cols: int, source: Bytes, kind: GgmlType, team: Team, name: str) -> Matrix:
-    """Matrix of `kind` from the bytes of one stored as `stored`. Raises WeightMismatch for weights it cannot hold.
+def converted(source: StoredRows, kind: GgmlType, team: Team, name: str) -> Matrix:
+    """Matrix of `kind` from a stored one. Raises WeightMismatch for weights it cannot hold.
 
     Each chunk is copied first: vector code reads a little past the last block, where a mapped file may end.
     """
+    rows, cols, row_bytes = source.rows, source.cols, source.row_bytes
     result = empty_matrix(kind, rows, cols)
-    row_bytes = stored.nbytes(cols)
     step = min(rows, max(1, CHUNK_WEIGHTS // cols))
-    raw = source.reshape(rows, row_bytes)
     copy = aligned_bytes(step * row_bytes).reshape(step, row_bytes)
     values = aligned_bytes(step * cols * 4).view(np.float32).reshape(step, cols)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        np.copyto(copy[:count], raw[first : first + count])
+        source.copy(first, copy[:count])
         address, out = copy.ctypes.data, values.ctypes.data
-        team.run(expand_matrix, int(stored), address, row_bytes, count, cols, out, cols * 4, 0)
+        team.run(expand_matrix, int(source.kind), address, row_bytes, count, cols, out, cols * 4, 0)
         write_rows(values[:count], result, first, team, name)
     return result
 

@@ -48,13 +48,6 @@ def aligned_bytes(size: int) -> Bytes:
     return raw[skip : skip + size]
 
 
-def matrix_from_bytes(kind: GgmlType, rows: int, cols: int, source: Bytes) -> Matrix:
-    """Copy stored bytes (a mapped view) into private memory. `cols` is a multiple of the block size."""
-    data = aligned_bytes(source.size)
-    np.copyto(data, source.reshape(-1))
-    return Matrix(kind, rows, cols, data.reshape(rows, kind.nbytes(cols)))
-
-
 def empty_matrix(kind: GgmlType, rows: int, cols: int) -> Matrix:
     """A matrix to be filled by the caller."""
     row_bytes = kind.nbytes(cols)

@@ -31,7 +31,7 @@ def chunked(
     total = g.reshape(heads, count, CHUNK).cumsum(-1)
     # Masked before the exponential: differences above the diagonal are positive and overflow.
     difference = total[..., :, None] - total[..., None, :]
-    future = torch.ones(CHUNK, CHUNK, dtype=torch.bool).triu_(1)
+    future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=g.device).triu_(1)
     fading = difference.masked_fill_(future, -torch.inf).exp_()
     keys, queries = (x.reshape(key_heads, 1, count, CHUNK, width) for x in (k, q))
     grouped = fading.view(key_heads, ratio, count, CHUNK, CHUNK)

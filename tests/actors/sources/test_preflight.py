@@ -124,16 +124,20 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     assert "412" not in caught.value.message
 
 
-@pytest.mark.parametrize(("ranks", "what"), [(3, "query heads"), (4, "key-value heads")])
-def test_heads_that_do_not_divide(tmp_path: Path, ranks: int, what: str) -> None:
+@pytest.mark.parametrize(("ranks", "what", "nearest"), [(3, "query heads", 2), (8, "query heads", 4)])
+def test_heads_that_do_not_divide(tmp_path: Path, ranks: int, what: str, nearest: int) -> None:
     with pytest.raises(IndivisibleHeads, match=what) as caught:
         preflight(dense(tmp_path), tensor_parallel=ranks)
-    assert caught.value.extra["suggestion"] == "tensor_parallel: 2"
+    assert caught.value.extra["suggestion"] == f"tensor_parallel: {nearest}"
+
+
+def test_fewer_key_value_heads_than_ranks_are_held_by_several(tmp_path: Path) -> None:
+    assert preflight(dense(tmp_path), tensor_parallel=4).tensor_parallel == 4
 
 
 def test_linear_heads_count_too(tmp_path: Path) -> None:
     config = models.HYBRID | {"linear_num_key_heads": 1, "linear_num_value_heads": 3}
-    with pytest.raises(IndivisibleHeads, match="linear key heads"):
+    with pytest.raises(IndivisibleHeads, match="linear value heads"):
         preflight(dense(tmp_path, config), tensor_parallel=2)
     assert preflight(dense(tmp_path, models.HYBRID), tensor_parallel=2).tensor_parallel == 2
 

@@ -1,0 +1,69 @@
+"""BlockLinear: a quantised matrix on the CPU. Few rows are multiplied with the blocks themselves, more with floats."""
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from neuron.kernels.decoder.buffers import STEP_ROWS
+from neuron.kernels.quant.products import expand_matrix, multiply, quantise_rows
+from neuron.kernels.quant.quads import QUAD
+from neuron.kernels.threads import Team
+from neuron.kernels.weights.matrix import Matrix, aligned_bytes
+
+
+class BlockLinear:
+    """`dtype`: of the products of many rows. The result of few rows is float32."""
+
+    def __init__(self, matrix: Matrix, dtype: torch.dtype, team: Team) -> None:
+        self._matrix, self._dtype, self._team = matrix, dtype, team
+
+    @property
+    def rows(self) -> int:
+        return self._matrix.rows
+
+    @property
+    def cols(self) -> int:
+        return self._matrix.cols
+
+    @property
+    def nbytes(self) -> int:
+        return self._matrix.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] <= STEP_ROWS:
+            return self._by_blocks(x.float().contiguous())
+        return functional.linear(x.to(self._dtype), self._expanded(self._matrix, self._dtype))
+
+    def part(self, first: int, last: int) -> "BlockLinear":
+        held = self._matrix
+        rows = Matrix(held.kind, last - first, held.cols, held.data[first:last])
+        return BlockLinear(rows, self._dtype, self._team)
+
+    def lookup(self, index: torch.Tensor) -> torch.Tensor:
+        held, chosen = self._matrix, index.numpy()
+        data = aligned_bytes(len(chosen) * held.row_bytes).reshape(len(chosen), held.row_bytes)
+        np.take(held.data, chosen, axis=0, out=data, mode="clip")
+        return self._expanded(Matrix(held.kind, len(chosen), held.cols, data), torch.float32)
+
+    def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 x [n, cols] with the blocks; activations as int16 groups, see quant.activations."""
+        held, (n, cols) = self._matrix, x.shape
+        padded = -(-cols // QUAD) * QUAD
+        quants = torch.empty(n, padded, dtype=torch.int16)
+        scales = torch.empty(n, padded // 16)
+        out = torch.empty(n, held.rows)
+        kind = int(held.kind)
+        steps = (cols * 4, padded * 2, padded // 4)
+        addresses = (x.data_ptr(), quants.data_ptr(), scales.data_ptr())
+        pairs = (number for pair in zip(addresses, steps, strict=True) for number in pair)
+        quantise_rows(kind, n, cols, *pairs)
+        weights = (kind, held.address, held.row_bytes, held.rows, cols)
+        self._team.run(multiply, *weights, n, *addresses, *steps, out.data_ptr(), held.rows * 4)
+        return out
+
+    def _expanded(self, matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty(matrix.rows, matrix.cols, dtype=dtype)
+        narrow = int(dtype is torch.bfloat16)
+        source = (int(matrix.kind), matrix.address, matrix.row_bytes, matrix.rows, matrix.cols)
+        self._team.run(expand_matrix, *source, out.data_ptr(), matrix.cols * out.element_size(), narrow)
+        return out

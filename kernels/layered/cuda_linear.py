@@ -1,0 +1,49 @@
+"""CudaBlockLinear: a quantised matrix on a GPU. Imported only where there is one (or its simulator)."""
+
+import torch
+from torch.nn import functional
+
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.quant.cuda.products import MOST_ROWS, dequantise, embed, multiply
+from neuron.kernels.weights.matrix import Matrix
+
+
+class CudaBlockLinear:
+    """Few rows are multiplied with the blocks themselves, more with all of them as numbers of `dtype`."""
+
+    def __init__(self, kind: GgmlType, cols: int, blocks: torch.Tensor, dtype: torch.dtype) -> None:
+        """`blocks` uint8 [rows, row bytes] on the device."""
+        self._kind, self._cols, self._blocks, self._dtype = kind, cols, blocks, dtype
+
+    @classmethod
+    def placed(cls, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> "CudaBlockLinear":
+        return cls(matrix.kind, matrix.cols, torch.from_numpy(matrix.data).to(device), dtype)
+
+    @property
+    def rows(self) -> int:
+        return self._blocks.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self._cols
+
+    @property
+    def nbytes(self) -> int:
+        return self._blocks.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) <= MOST_ROWS:
+            out = x.new_empty(len(x), self.rows, dtype=torch.float32)
+            multiply(self._kind, self._blocks, x.contiguous(), out)
+            return out
+        numbers = torch.empty(self.rows, self._cols, dtype=self._dtype, device=x.device)
+        dequantise(self._kind, self._blocks, numbers)
+        return functional.linear(x.to(self._dtype), numbers)
+
+    def part(self, first: int, last: int) -> "CudaBlockLinear":
+        return CudaBlockLinear(self._kind, self._cols, self._blocks[first:last], self._dtype)
+
+    def lookup(self, index: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(index), self._cols, device=self._blocks.device)
+        embed(self._kind, self._blocks, index, out)
+        return out

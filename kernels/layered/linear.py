@@ -1,0 +1,52 @@
+"""Linear: a weight matrix as a function of rows, whatever it is stored as. DenseLinear: a matrix of floats."""
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """x [n, cols] -> x . W^T [n, rows]. The result's type is the linear's own; callers that mind convert it."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def part(self, first: int, last: int) -> "Linear":
+        """Rows first..last-1 as a linear of the same memory."""
+
+    def lookup(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows `index` int64 [n] themselves: float32 [n, cols]."""
+
+
+class DenseLinear:
+    """Products in the type of `weight` [rows, cols]."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+
+    @property
+    def rows(self) -> int:
+        return self._weight.shape[0]
+
+    @property
+    def cols(self) -> int:
+        return self._weight.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.to(self._weight.dtype), self._weight)
+
+    def part(self, first: int, last: int) -> "DenseLinear":
+        return DenseLinear(self._weight[first:last])
+
+    def lookup(self, index: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(index, self._weight).float()

@@ -1,0 +1,110 @@
+"""Stack: one rank's layers as a function of the residual stream. Owns no sequence and no weights beyond its parts."""
+
+from collections.abc import Sequence
+
+import torch
+
+from neuron.kernels.engine import Collectives
+from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.layered.delta import Delta
+from neuron.kernels.layered.ops import TorchOps
+from neuron.kernels.layered.sequence import LayeredSequence
+from neuron.kernels.layered.span import Span
+from neuron.kernels.layered.weights import LayeredWeights, LayerParts
+
+Spliced = Sequence[tuple[int, torch.Tensor]]
+"""(offset among the tokens, rows float32 [k, hidden]): embeddings that stand where the tokens' own would."""
+
+
+class Stack:
+    """`config` is the rank's own. Every rank runs the same calls; sums over ranks are float32."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LayeredWeights,
+        ops: TorchOps,
+        delta: Delta | None,
+        group: Collectives | None,
+        head_width: int,
+    ) -> None:
+        self._config, self._weights, self._ops = config, weights, ops
+        self._delta, self._group, self._head_width = delta, group, head_width
+        self._scale = config.head_dim**-0.5
+
+    def run(self, tokens: torch.Tensor, span: Span, sequence: LayeredSequence, spliced: Spliced = ()) -> torch.Tensor:
+        """tokens int64 [n] on the device -> the residual stream float32 [n, hidden] after all layers.
+
+        `sequence` has room for them; its rows and state are written, its length is not moved.
+        """
+        x = self._weights.embedding.lookup(tokens)
+        for offset, rows in spliced:
+            x[offset : offset + len(rows)] = rows
+        full = linear = 0
+        for layer in self._weights.layers:
+            normed = self._ops.norm(x, layer.vectors["attn_norm"])
+            if "linear_qkv" in layer.linears:
+                mixed = self._delta_net(layer, linear, normed, span, sequence)
+                linear += 1
+            else:
+                mixed = self._attention(layer, full, normed, span, sequence)
+                full += 1
+            x += mixed
+            x += self._mlp(layer, self._ops.norm(x, layer.vectors["ffn_norm"]))
+        return x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Logits float32 [n, at least the vocabulary] of x [n, hidden]; None on ranks but the first."""
+        normed = self._ops.norm(x, self._weights.norm)
+        logits = self._weights.head.forward(normed).float()
+        if self._group is None:
+            return logits
+        part = logits.new_zeros(len(x), self._head_width)
+        part[:, : logits.shape[1]] = logits
+        return self._group.gather_columns(part)
+
+    def _attention(
+        self, layer: LayerParts, number: int, normed: torch.Tensor, span: Span, sequence: LayeredSequence
+    ) -> torch.Tensor:
+        config, ops = self._config, self._ops
+        q, k, v = (
+            _biased(layer.linears[role].forward(normed), layer.vectors.get(f"{role}_bias")).view(
+                span.n, -1, config.head_dim
+            )
+            for role in ("q", "k", "v")
+        )
+        query = ops.head_norm_rope(q, layer.vectors.get("q_norm"), span.rope)
+        key = ops.head_norm_rope(k, layer.vectors.get("k_norm"), span.rope)
+        rows = sequence.rows.rows[number]
+        ops.write_rows(rows, key, v.to(ops.dtype), span)
+        mixed = ops.attend(query, rows, span, self._scale)
+        if "q_gate" in layer.linears:
+            mixed = ops.gated(mixed, layer.linears["q_gate"].forward(normed))
+        return self._summed(layer, "o", mixed)
+
+    def _delta_net(
+        self, layer: LayerParts, number: int, normed: torch.Tensor, span: Span, sequence: LayeredSequence
+    ) -> torch.Tensor:
+        assert self._delta is not None
+        assert sequence.state is not None
+        mixed, z, a, b = (layer.linears[f"linear_{role}"].forward(normed) for role in ("qkv", "z", "a", "b"))
+        return self._summed(layer, "linear_out", self._delta.run(layer, number, mixed, z, a, b, sequence.state, span))
+
+    def _mlp(self, layer: LayerParts, normed: torch.Tensor) -> torch.Tensor:
+        gate, up = (
+            _biased(layer.linears[role].forward(normed), layer.vectors.get(f"{role}_bias")) for role in ("gate", "up")
+        )
+        return self._summed(layer, "down", self._ops.silu_product(gate, up))
+
+    def _summed(self, layer: LayerParts, role: str, x: torch.Tensor) -> torch.Tensor:
+        """The row-parallel product of every rank's part of the columns, summed, and the bias once: float32."""
+        product = layer.linears[role].forward(x).float()
+        if self._group is not None:
+            product = product.contiguous()
+            self._group.all_reduce(product)
+        bias = layer.vectors.get(f"{role}_bias")
+        return product if bias is None else product + bias
+
+
+def _biased(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x if bias is None else x.float() + bias
