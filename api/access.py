@@ -21,7 +21,9 @@ from neuron.runtime.errors import ConfigError
 
 #: The two bare probes, and the files of the status page, which hold no data.
 PUBLIC = frozenset({"/health/live", "/health/ready"}) | PAGE_PATHS
-ADMIN = frozenset({"/models/load", "/models/unload"})
+#: What an inference key may change. Everything else that is no plain reading needs an admin key, whatever its spelling.
+INFERENCE = frozenset({"/v1/chat/completions", "/v1/responses"})
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _MAX_KEY_FILE = 1024 * 1024
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -90,7 +92,7 @@ class Access:
         trusted = self._is_trusted(asking.peer)
         if not trusted:
             self._check_host(asking)
-        if asking.method not in ("GET", "HEAD", "OPTIONS"):
+        if asking.method not in _READING:
             self._check_origin(asking)
         if trusted or not self.keys:
             return
@@ -102,7 +104,7 @@ class Access:
         role = self.keys.role(key)
         if role is Role.NONE:
             raise InvalidApiKey("Incorrect API key provided.")
-        if asking.path in ADMIN and role is not Role.ADMIN:
+        if asking.method not in _READING and asking.path not in INFERENCE and role is not Role.ADMIN:
             raise Forbidden("This call needs an admin key.")
 
     def allowed_origin(self, headers: Headers) -> str | None:

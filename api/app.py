@@ -25,7 +25,6 @@ def create_app(daemon: Daemon, access: Access) -> Edge:
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     # Redirects would lose the API's shape, and ids may hold doubled slashes only to be refused.
     app.url_map.merge_slashes = False
-    app.url_map.strict_slashes = False
     traffic = Traffic()
     health.register(app, daemon)
     facts.register(app, daemon)

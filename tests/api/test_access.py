@@ -68,7 +68,7 @@ def test_unknown_paths_and_spellings_need_a_key_too(keyed: ServerSettings) -> No
             assert client.get(path).status_code in (400, 401), path
         for path in ("/health/live/", "/health/%6Cive", "//health/live", "/health/live%00"):
             assert client.get(path).status_code in (400, 401), path
-        for path in ("/models/%6Coad", "/models/%75nload"):
+        for path in ("/models/%6Coad", "/models/%75nload", "/models/load/", "/models/unload/", "/models/load%2F"):
             response = client.post(path, json={"model_id": "org/name"}, headers=_bearer(INFER))
             assert response.status_code == 403, path
 
