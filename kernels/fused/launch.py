@@ -27,9 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     launch(compiled, (x.shape[0],), norming.THREADS, (x, x, weight, np.float32(epsilon), out))
 
 
-def add_rms_norm(
-    x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
+def add_rms_norm(x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
     """x float32 [n, width] += more [n, width], then `rms_norm` of it."""
     compiled = _norming(True, _narrow(more), _narrow(out))
     launch(compiled, (x.shape[0],), norming.THREADS, (x, more, weight, np.float32(epsilon), out))
@@ -63,7 +61,10 @@ class Attention:
     """Attention of few tokens over rows that hold them already. `parts` is its scratch memory."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, tokens: int, positions: int, device: torch.device) -> None:
-        """For up to `tokens` tokens at once over up to `positions` positions. Raises ValueError: see `attendable`."""
+        """For up to `tokens` tokens at once. `positions`: how many to expect; more are as right, but slower.
+
+        Raises ValueError for widths that are not `attendable`.
+        """
         plan = attending.plan(dim, heads // kv_heads)
         if plan is None:
             raise ValueError(f"no block of threads fits {heads}/{kv_heads} heads of {dim}")
@@ -130,9 +131,7 @@ def _norming(added: bool, bfloat16_added: bool, bfloat16_out: bool) -> Any:
 @cache
 def _roping(dim: int, normed: bool, adjacent: bool, given: bool, query: bool, rows: bool) -> Any:
     return kernel(
-        roping.make(
-            dim, normed=normed, adjacent=adjacent, bfloat16_in=given, bfloat16_query=query, bfloat16_rows=rows
-        )
+        roping.make(dim, normed=normed, adjacent=adjacent, bfloat16_in=given, bfloat16_query=query, bfloat16_rows=rows)
     )
 
 

@@ -12,11 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from neuron.kernels.cuda import F32, I16, I32, I64, WARP, ZERO, cuda, device, group_sum, high_half, low_half, narrow
-from neuron.kernels.cuda import plain, types, widen
+from neuron.kernels.cuda import (
+    F32,
+    I16,
+    I32,
+    I64,
+    WARP,
+    ZERO,
+    cuda,
+    device,
+    group_sum,
+    high_half,
+    low_half,
+    narrow,
+    plain,
+    types,
+    widen,
+)
 
-#: Query numbers that a thread keeps in registers at most.
-_MOST_HELD = 96
+#: Query numbers that a thread keeps in registers: wanted, and at most.
+_WANTED_HELD, _MOST_HELD = 64, 96
+#: Neighbours that read a row of keys together at least: a sector of memory, 32 bytes of bfloat16 pairs.
+_LEAST_LANES = 8
+#: Masks what is never negative, so that the compiler knows it too.
+_NOT_NEGATIVE = 0x7FFFFFFF
 _LOWEST = np.float32(-math.inf)
 
 
@@ -39,9 +58,9 @@ class Plan:
 def plan(dim: int, group: int, *, threads: int = 128, tile: int = 64) -> Plan | None:
     """None where registers or threads do not suffice. `group`: query heads for each kv head."""
     lanes = 1
-    while lanes < WARP and group * dim > _MOST_HELD * lanes:
+    while lanes < WARP and dim % (4 * lanes) == 0 and (lanes < _LEAST_LANES or group * dim > _WANTED_HELD * lanes):
         lanes *= 2
-    fits = dim % (2 * lanes) == 0 and group * dim <= _MOST_HELD * lanes and dim // 2 <= threads and group <= threads
+    fits = dim % 2 == 0 and group * dim <= _MOST_HELD * lanes and dim // 2 <= threads and group <= threads
     return Plan(dim, group, lanes, threads, tile) if fits else None
 
 
@@ -67,15 +86,9 @@ def _word_high(rows, which, head, position, pair):
 
 def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[..., None]:
     """A kernel on grid (splits, kv heads, n); rows as float32, or bfloat16 two to an int32."""
-    dim, group, lanes, threads, tile, subsets = (
-        shape.dim,
-        shape.group,
-        shape.lanes,
-        shape.threads,
-        shape.tile,
-        shape.subsets,
-    )
-    pairs, held, apart = dim // 2, dim // 2 // lanes, threads // lanes
+    dim, group, lanes, threads, tile = shape.dim, shape.group, shape.lanes, shape.threads, shape.tile
+    pairs, held, apart, subsets = dim // 2, dim // 2 // lanes, threads // lanes, shape.subsets
+    asked_count, sum_count = 2 * group * held, 3 * group
     load = widen if bfloat16_query else plain
     low, high = (_word_low, _word_high) if bfloat16_rows else (_float_low, _float_high)
 
@@ -89,14 +102,14 @@ def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[
         peaks = cuda.shared.array(group, F32)
         fades = cuda.shared.array(group, F32)
         scratch = cuda.shared.array(threads, F32)
-        asked = cuda.local.array(2 * group * held, F32)
-        sums = cuda.local.array(3 * group, F32)
+        asked = cuda.local.array(asked_count, F32)
+        sums = cuda.local.array(sum_count, F32)
         thread, split, head, token = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
         length = min(index[token] + 1, rows.shape[2])
         splits = cuda.gridDim.x
         run = (length + splits * tile - 1) // (splits * tile) * tile
         first, last = split * run, min(length, (split + 1) * run)
-        lane, place = thread % lanes, thread // lanes
+        lane, place = (thread % lanes) & _NOT_NEGATIVE, thread // lanes
         for g in range(group):
             for i in range(held):
                 pair = lane + i * lanes
@@ -106,12 +119,12 @@ def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[
                 sums[3 * g + i] = ZERO
         if thread < group:
             peaks[thread] = _LOWEST
-        column, subset = thread % pairs, thread // pairs
+        column, subset = (thread % pairs) & _NOT_NEGATIVE, thread // pairs
         cuda.syncthreads()
         for start in range(first, last, tile):
             for base in range(0, tile, apart):
                 position = start + base + place
-                row = min(position, last - 1)
+                row = min(position, last - 1) & _NOT_NEGATIVE
                 for g in range(group):
                     total = ZERO
                     for i in range(held):
@@ -137,7 +150,7 @@ def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[
                 for i in range(3 * group):
                     sums[i] *= fades[i // 3]
                 for t in range(subset, tile, subsets):
-                    row = min(start + t, last - 1)
+                    row = min(start + t, last - 1) & _NOT_NEGATIVE
                     even, odd = low(rows, 1, head, row, column), high(rows, 1, head, row, column)
                     for g in range(group):
                         weight = scores[g, t]

@@ -1,11 +1,8 @@
 """Wrong versions of the CUDA kernels, as a change of their source text, and the checks that must notice."""
 
-import importlib
-import importlib.util
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+
+from tests.kernels.cuda.mutations import apply_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +48,4 @@ MUTATIONS: dict[str, Mutation] = {
 
 def apply(mutation: Mutation) -> None:
     """Import the operation's module from the changed text. Call before anything has imported it."""
-    name = f"neuron.kernels.gdn.{mutation.operation}.cuda"
-    assert name not in sys.modules
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).read_text()
-    assert source.count(mutation.old) == 1, mutation.old
-    module = ModuleType(name)
-    module.__file__ = spec.origin
-    sys.modules[name] = module
-    exec(compile(source.replace(mutation.old, mutation.new), spec.origin, "exec"), module.__dict__)
-    importlib.import_module(name.rpartition(".")[0]).__dict__["cuda"] = module
+    apply_text(f"neuron.kernels.gdn.{mutation.operation}.cuda", mutation.old, mutation.new)
