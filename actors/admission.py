@@ -64,7 +64,7 @@ def derive_limits(context: int, settings: LimitSettings) -> ContextLimits:
 
 def has_memory_figure(device: DeviceInfo) -> bool:
     """Only accelerators are gated by memory; host memory is the operating system's business."""
-    return not device.id.startswith("cpu") and device.vram_total_mb > 0
+    return not device.id.startswith("cpu") and device.vram_used_mb + device.vram_free_mb > 0
 
 
 def check_memory(device: DeviceInfo, settings: LimitSettings) -> None:

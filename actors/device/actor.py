@@ -37,6 +37,7 @@ OOM_LIMIT = 3
 OOM_WINDOW_SECONDS = 60.0
 """So many recovered shortages of memory within this time, and the log gives advice."""
 VRAM_POLL_SECONDS = 5.0
+_NO_FIGURES = Vram(0, 0, 0, 0)
 STOP_SECONDS = 20.0
 
 Spawn = Callable[[str, int], Awaitable[Child]]
@@ -89,7 +90,7 @@ class DeviceActor:
         self._callbacks: list[OnDeath] = []
         self._crashes: list[float] = []
         self._out_of_memory: deque[float] = deque(maxlen=OOM_LIMIT)
-        self._vram = Vram(0, 0, 0, 0)
+        self._vram = _NO_FIGURES
         self._last_ready: Ready | None = None
         self._ledger = ScriptLedger()
         self._closed = False
@@ -128,6 +129,7 @@ class DeviceActor:
         self.starts += 1
         process = DeviceProcess(child, Link(ours, Reply), self._limits, self.counters, self._on_reply)
         self._process = process
+        self._vram = _NO_FIGURES
         self._tasks.start_soon(self._live, process)
         failpoints = None if self._failpoints is None else str(self._failpoints)
         hello = process.post(lambda job: jobs.Hello(job, PROTOCOL_VERSION, self.device_id, failpoints))
@@ -298,8 +300,10 @@ class DeviceActor:
 
     def info(self) -> DeviceInfo:
         """Cached; never waits for the process. `state`: idle, starting, ready, dead."""
-        process, ready, vram = self._process, self._last_ready, self._vram
+        process, ready = self._process, self._last_ready
         alive = process is not None and process.death is None
+        # What a process held is free once it is gone: its last figures would refuse the load that replaces it.
+        vram = self._vram if alive else _NO_FIGURES
         state = "idle"
         if process is not None:
             expected = process.death is not None and process.death.expected

@@ -70,6 +70,8 @@ def test_the_memory_gate_knows_accelerators_only() -> None:
     assert caught.value.extra == {"free_mb": 1_499, "required_mb": 1_500}
     check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=1_500), LIMITS)
     check_memory(msgspec.structs.replace(DEVICE, id="cpu", vram_free_mb=0), LIMITS)
+    # Of a process that has only just started nothing but the total is known.
+    check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=0, vram_used_mb=0), LIMITS)
 
 
 @pytest.mark.anyio

@@ -16,6 +16,7 @@ from neuron.actors.daemon import PoisonRecord
 from neuron.actors.device import actor as actor_module
 from neuron.actors.device import jobs
 from neuron.actors.device.actor import DeviceActor
+from neuron.actors.device.host import HostMemory
 from neuron.actors.device.jobs import ArchHandle
 from neuron.actors.errors import DeviceUnavailable, InsufficientVram, InvalidConfig
 from neuron.runtime import process as runtime_process
@@ -154,6 +155,16 @@ async def test_figures_are_cached(plain: Path) -> None:
         assert held.actor.info().vram_used_mb > 0
         assert held.actor.info().last_seen_s is not None
         await model.drop()
+
+
+async def test_what_an_ended_process_held_is_not_counted(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with device() as held:
+        await held.model(plain)
+        await held.actor.call(jobs.QueryVram)
+        await held.actor.release()
+        monkeypatch.setattr(actor_module, "host_memory", lambda: HostMemory(total_mb=1000, free_mb=600))
+        info = held.actor.info()
+        assert (info.vram_total_mb, info.vram_used_mb, info.vram_free_mb) == (1000, 400, 600)
 
 
 async def test_restart_gives_a_fresh_process(plain: Path) -> None:
