@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 
 from neuron.api.cli.agent_talk import TOOLS, Messages, alone, conversation
 from neuron.api.cli.http import Api, json_option, only_model, print_json, url_option
+from neuron.api.cli.plots import Points, curves, need_plots, plot_option
 
 _PROBE_LINES = 40
 
@@ -112,6 +114,16 @@ def print_turn(turn: Comparison) -> None:
     click.echo(line + ")")
 
 
+def _lines(found: list[Comparison]) -> dict[str, Points]:
+    """Time to the first token by length of the prompt: with reuse, and whatever else was measured."""
+    xs = [turn.warm.tokens for turn in found]
+    lines: dict[str, Points] = {"with reuse": (xs, [turn.warm.first_token_ms for turn in found])}
+    for name, others in (("without", [turn.cold for turn in found]), ("peer", [turn.peer for turn in found])):
+        if all(other is not None for other in others):
+            lines[name] = (xs, [other.first_token_ms for other in others if other is not None])
+    return lines
+
+
 @click.command()
 @click.argument("model_id", metavar="[ID]", required=False)
 @url_option
@@ -121,6 +133,7 @@ def print_turn(turn: Comparison) -> None:
 @click.option("--cold/--no-cold", default=True, help="Also measure each turn with nothing before it.")
 @click.option("--peer-url", help="Another OpenAI-compatible server (llama-server) that is asked the same.")
 @click.option("--peer-model", default="default", show_default=True, help="The model's name there.")
+@plot_option
 def agent(
     model_id: str | None,
     url: str,
@@ -130,13 +143,17 @@ def agent(
     cold: bool,
     peer_url: str | None,
     peer_model: str,
+    plot: Path | None,
 ) -> None:
     """Measure a coding agent's conversation with tools: time to the first token of each turn."""
+    need_plots(plot)
     api = Api(url)
     peer = asker(Api(peer_url), peer_model) if peer_url is not None else None
     say: Callable[[Comparison], None] = (lambda turn: None) if as_json else print_turn
     found = measure(asker(api, only_model(api, model_id)), turns, tokens, cold=cold, peer=peer, say=say)
     report = summary(found)
+    if plot is not None:
+        curves(plot, "first token of each turn", "tokens of the prompt", {"ms": _lines(found)})
     if as_json:
         print_json({**report, "each": [msgspec.to_builtins(turn) for turn in found]})
         return

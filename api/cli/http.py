@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -32,10 +32,12 @@ class Api:
         self._headers = headers
         self.url = url
 
-    def _client(self) -> httpx.Client:
+    def client(self, headers: Mapping[str, str] | None = None) -> httpx.Client:
+        """A client of its own, with `headers` beside the key."""
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
+        headers = {**self._headers, **(headers or {})}
         try:
-            return httpx.Client(base_url=self.url, headers=self._headers, timeout=timeout, trust_env=False)
+            return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
         except (httpx.InvalidURL, ValueError) as error:
             raise click.ClickException(f"'{self.url}' is not a URL.") from error
 
@@ -47,7 +49,7 @@ class Api:
 
     def _json(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
-            with self._client() as client:
+            with self.client() as client:
                 response = client.request(method, path, json=body)
             self._raise_for(response)
             return response.json()
@@ -57,7 +59,7 @@ class Api:
     def events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The data objects of a server-sent stream. An error, before or inside it, raises."""
         try:
-            with self._client() as client, client.stream("POST", path, json=body) as response:
+            with self.client() as client, client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                 self._raise_for(response)

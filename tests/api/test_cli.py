@@ -233,13 +233,6 @@ def test_a_refused_preflight_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_bench(server: FakeServer) -> None:
-    report = json.loads(run("bench", "--url", server.url, "--runs", "2", "--json").output)
-    assert (report["prefill_tok_s"], report["decode_tok_s"], report["runs"]) == (700.0, 150.0, 2)
-    assert len(server.daemon.requests) == 3
-    assert isinstance(server.daemon.streams[0], FakeStream)
-
-
 def test_doctor(tmp_path: Path) -> None:
     report = json.loads(run("doctor", "--json").output)
     assert {"python", "torch", "devices", "shared memory", "open files", "configuration"} <= {
