@@ -70,7 +70,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Loader:
-    """One for the daemon; handles are never reused. `expect_images` is awaited once a seeing model is ready."""
+    """One for the daemon; handles are never reused. `expect_images` is awaited before a model that sees is loaded."""
 
     def __init__(self, settings: Settings, expect_images: Callable[[], Awaitable[None]] | None = None) -> None:
         self._settings = settings
@@ -91,6 +91,8 @@ class Loader:
             await room.take(report.budget.total_bytes, _free_bytes(device.info()))
         sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
         text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
+        if sight is not None and self._expect_images is not None:
+            await self._expect_images()
         job.report("device", 0.0)
         await device.ensure_started()
         handle = ArchHandle(next(self._handles))
@@ -110,7 +112,7 @@ class Loader:
                 slots.close()
                 raise
         except BaseException:
-            _abandon(device, handle)
+            abandon(device, handle)
             raise
         resident = Resident(
             model_id=model_id,
@@ -128,8 +130,6 @@ class Loader:
             sight=sight,
             canary=canary,
         )
-        if sight is not None and self._expect_images is not None:
-            await self._expect_images()
         _log_construction(resident)
         return resident
 
@@ -265,7 +265,7 @@ async def _self_check(
     await device.call(lambda job: ClearKv(job, handle, SEQUENCE))
 
 
-def _abandon(device: DevicePort, handle: ArchHandle) -> None:
+def abandon(device: DevicePort, handle: ArchHandle) -> None:
     """Forget what a failed or cancelled load left behind; nobody waits for it."""
     try:
         device.post(lambda job: Drop(job, handle))

@@ -19,7 +19,7 @@ from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import AlreadyLoaded, ModelUnloading
 from neuron.actors.figures import Figures
 from neuron.actors.load_job import LoadJob
-from neuron.actors.loading import Loader, LoadPlan
+from neuron.actors.loading import Loader, LoadPlan, abandon
 from neuron.actors.model import ModelActor
 from neuron.actors.residency import Residency
 from neuron.actors.settings import ModelSettings, Settings
@@ -178,6 +178,10 @@ class LoadDesk:
             failure = InternalError("The model could not be loaded.")
             failure.__cause__ = error
             return failure
+        if entry.state is ModelState.UNLOADING:  # Asked for when nothing was left that could be cancelled.
+            resident.slots.close()
+            abandon(resident.device, resident.handle)
+            return _unloading(entry)
         entry.become_ready(resident)
         return None
 

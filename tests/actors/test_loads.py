@@ -1,6 +1,7 @@
 """Loads and unloads over real device processes: single flight, conflicts, races with streams, kept failures."""
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -9,6 +10,7 @@ import pytest
 from neuron.actors.daemon import LoadOutcome, LoadProgress, LoadRequest, ModelState
 from neuron.actors.errors import AlreadyLoaded, ModelNotFound
 from neuron.actors.events import TextDelta
+from neuron.actors.resident import Resident
 from neuron.runtime.errors import NeuronError
 from tests.actors.host import EOS, daemon, drain, read_until, turn
 
@@ -93,6 +95,43 @@ async def test_unload_while_streaming_and_load_during_unload(tmp_path: Path) -> 
         assert (await host.ask("endless", max_tokens=2)).text == "xx"
         with pytest.raises(ModelNotFound):
             await host.registry.unload("test/nothing")
+
+
+async def test_an_unload_wins_over_a_load_that_has_just_ended(tmp_path: Path) -> None:
+    """The load can no longer be cancelled, and nobody may find the model ready again."""
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host:
+        host.write("other", FOX)
+        await host.load("other")
+        load, loaded, go_on = host.registry._loader.load, anyio.Event(), anyio.Event()
+
+        async def late(*arguments: Any) -> Resident:
+            resident = await load(*arguments)
+            loaded.set()
+            with anyio.CancelScope(shield=True):
+                await go_on.wait()
+            return resident
+
+        host.registry._loader.load = late  # type: ignore[method-assign]
+        codes: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(NeuronError) as caught:
+                await host.load("fox")
+            codes.append(caught.value.code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await loaded.wait()
+            entry = host.entry("fox")
+            await host.registry.unload("test/fox")
+            go_on.set()
+        assert codes == ["model_unloading"]
+        assert entry.state is ModelState.UNLOADING
+        assert entry.resident is None
+        assert [info.id for info in host.registry.models(everything=True)] == ["test/other"]
+        host.registry._loader.load = load  # type: ignore[method-assign]
+        assert await host.load("fox") == LoadOutcome("loaded")
+        assert (await host.ask("fox")).text == "The quick brown fox"
 
 
 async def test_a_load_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
