@@ -48,4 +48,4 @@ MUTATIONS: dict[str, Mutation] = {
 
 def apply(mutation: Mutation) -> None:
     """Import the operation's module from the changed text. Call before anything has imported it."""
-    apply_text(f"neuron.kernels.gdn.{mutation.operation}.cuda", mutation.old, mutation.new)
+    apply_text(f"neuron.kernels.gdn.{mutation.operation}.cuda", (mutation.old, mutation.new))
