@@ -1,6 +1,7 @@
 """Child processes of the daemon: started afresh, never forked; watched by pidfd, reaped, their stderr logged."""
 
 import asyncio
+import contextvars
 import os
 import signal
 import socket
@@ -49,7 +50,8 @@ class StderrPump:
         self._partial = b""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self._read)
+        # What a child says belongs to no request, although one may have had it started.
+        contextvars.Context().run(self._loop.add_reader, fd, self._read)
 
     def _read(self) -> int:
         if self._fd is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import structlog
 
 from neuron.actors.daemon import DeviceInfo, PoisonRecord
 from neuron.actors.device import deaths, jobs
@@ -157,6 +158,8 @@ class DeviceActor:
             raise RestartLimit("The device process died too often; starting it again waits.", retry_after=wait_s)
 
     async def _live(self, process: DeviceProcess) -> None:
+        # Its lines belong to no request, although one had it started.
+        structlog.contextvars.clear_contextvars()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._poll_vram, process)
             await process.serve()

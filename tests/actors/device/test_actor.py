@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+import structlog
 
 from neuron.actors.daemon import PoisonRecord
 from neuron.actors.device import actor as actor_module
@@ -21,6 +22,7 @@ from neuron.actors.device.jobs import ArchHandle
 from neuron.actors.errors import DeviceUnavailable, InsufficientVram, InvalidConfig
 from neuron.runtime import process as runtime_process
 from neuron.runtime.errors import InternalError, ShuttingDown, WorkerDied, WorkerUnresponsive
+from neuron.runtime.logs import redirected
 from tests.harness.invariants import gone
 from tests.harness.level2 import FAST, device
 from tests.harness.scripts import EOS, fault, turn, write_script
@@ -155,6 +157,21 @@ async def test_figures_are_cached(plain: Path) -> None:
         assert held.actor.info().vram_used_mb > 0
         assert held.actor.info().last_seen_s is not None
         await model.drop()
+
+
+async def test_lines_of_a_process_name_no_request(plain: Path, tmp_path: Path) -> None:
+    """Neither that it died nor what it said last is the business of the request that had it started."""
+    path = tmp_path / "log"
+    with path.open("wb") as file, redirected(file.fileno()):
+        async with device() as held:
+            with structlog.contextvars.bound_contextvars(req_id="load-1"):
+                await held.model(plain)
+            held.signal(signal.SIGABRT)
+            await held.death()
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    ends = [event for event in events if event["event"] in ("device process died", "worker stderr")]
+    assert {event["event"] for event in ends} == {"device process died", "worker stderr"}
+    assert [event for event in ends if "req_id" in event] == []
 
 
 async def test_what_an_ended_process_held_is_not_counted(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
