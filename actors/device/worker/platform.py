@@ -4,6 +4,7 @@ import ctypes
 import gc
 import platform
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -12,7 +13,14 @@ import numpy as np
 from neuron.actors.device.host import MIB, host_memory, processor_name
 from neuron.actors.device.jobs import Vram
 from neuron.actors.device.worker.classify import RequestFault
+from neuron.runtime.logs import get_logger
 from neuron.runtime.shm import SlotSegment
+
+_log = get_logger("neuron.device")
+
+#: Results of cudaHostRegister that say no more than that this host cannot pin this memory: invalid value, memory
+#: allocation, not permitted, not supported.
+_NOT_PINNABLE = frozenset({1, 2, 800, 801})
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +52,10 @@ class Platform(Protocol):
         """A tiny allocation, computation and synchronisation. Raises when they fail."""
 
     def pin(self, slots: SlotSegment) -> None:
-        """Let the device write straight into the mapping, where it can."""
+        """Let the device write straight into the mapping, where it can. The mapping stays until `unpin`."""
 
-    def unpin(self, slots: SlotSegment) -> None: ...
+    def unpin(self, slots: SlotSegment) -> None:
+        """Wait for the device to leave the mapping alone. Must come before the mapping is closed; never raises."""
 
 
 class CpuPlatform:
@@ -95,6 +104,8 @@ class CudaPlatform:
         cuda.set_device(index)
         self._device: torch.device = self._torch.device(device)
         self._properties: Any = cuda.get_device_properties(index)
+        #: Addresses of the mappings that are pinned.
+        self._pinned: set[int] = set()
 
     def facts(self) -> DeviceFacts:
         properties = self._properties
@@ -131,17 +142,33 @@ class CudaPlatform:
             raise RuntimeError("the device adds wrongly")
 
     def pin(self, slots: SlotSegment) -> None:
-        self._check(self._torch.cuda.cudart().cudaHostRegister(_address(slots), slots.nbytes, 0), "cudaHostRegister")
-
-    def unpin(self, slots: SlotSegment) -> None:
-        self._check(self._torch.cuda.cudart().cudaHostUnregister(_address(slots)), "cudaHostUnregister")
-
-    def _check(self, result: Any, call: str) -> None:
-        code = int(result)
-        if code != 0:
-            error = self._torch.AcceleratorError(f"CUDA error: {call} returned {code}")
+        """Copies to memory that this host cannot pin are as right, and slower: a warning, no failure."""
+        address = _address(slots)
+        code = int(self._torch.cuda.cudart().cudaHostRegister(address, slots.nbytes, 0))
+        if code == 0:
+            self._pinned.add(address)
+        elif code in _NOT_PINNABLE:
+            _log.warning("logits are not pinned", code=code)
+            # The runtime would blame the next launch for this error: one that is made for it takes it away.
+            with suppress(Exception):
+                self.probe()
+            self.probe()
+        else:
+            error = self._torch.AcceleratorError(f"CUDA error: cudaHostRegister returned {code}")
             error.error_code = code
             raise error
+
+    def unpin(self, slots: SlotSegment) -> None:
+        address = _address(slots)
+        if address not in self._pinned:
+            return
+        self._pinned.discard(address)
+        # A device that faulted answers neither; its process is about to end, and what comes next will say why.
+        with suppress(Exception):
+            self._torch.cuda.synchronize(self._device)
+        code = int(self._torch.cuda.cudart().cudaHostUnregister(address))
+        if code != 0:
+            _log.warning("logits are not unpinned", code=code)
 
 
 def bind(device: str) -> Platform:

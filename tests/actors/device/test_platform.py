@@ -8,6 +8,7 @@ import pytest
 from neuron.actors.device.host import MIB
 from neuron.actors.device.worker import platform
 from neuron.actors.device.worker.classify import RequestFault, classify
+from neuron.actors.device.worker.fault_table import Verdict
 from neuron.actors.device.worker.platform import CpuPlatform, CudaPlatform, bind
 from neuron.runtime.shm import SlotSegment
 
@@ -129,17 +130,66 @@ def test_the_whole_mapping_is_pinned_and_released(use: Any) -> None:
     try:
         bound.pin(slots)
         bound.unpin(slots)
-        assert torch.calls[-2:] == [f"pin {slots.nbytes}", "unpin"]
+        assert slots.nbytes % 4096 == 0
+        # Nothing may still be written there when the mapping goes.
+        assert torch.calls[-3:] == [f"pin {slots.nbytes}", "synchronize", "unpin"]
+        bound.unpin(slots)
+        assert torch.calls[-1:] == ["unpin"]
+        assert torch.calls.count("unpin") == 1
     finally:
         slots.close()
 
 
+def test_pinning_leaves_nothing_that_keeps_the_mapping(use: Any) -> None:
+    use(FakeTorch())
+    bound = bind("cuda:0")
+    slots = SlotSegment.create(1, 4096)
+    bound.pin(slots)
+    bound.unpin(slots)
+    buffer = slots.buffer
+    slots.close()
+    with pytest.raises(ValueError, match="released"):
+        buffer[0]
+
+
 def test_a_failed_pin_carries_its_code_to_the_classifier(use: Any) -> None:
-    use(FakeTorch(register=2))
+    use(FakeTorch(register=719))
     slots = SlotSegment.create(1, 4096)
     try:
         with pytest.raises(FakeError) as caught:
             bind("cuda:0").pin(slots)
-        assert classify(caught.value).rule == "out_of_memory"
+        assert classify(caught.value).verdict is Verdict.FATAL
+    finally:
+        slots.close()
+
+
+@pytest.mark.parametrize("code", [1, 2, 800, 801])
+def test_memory_that_cannot_be_pinned_is_used_as_it_is(use: Any, code: int) -> None:
+    torch = use(FakeTorch(register=code))
+    bound = bind("cuda:0")
+    slots = SlotSegment.create(1, 4096)
+    try:
+        bound.pin(slots)
+        # Twice: the first takes the error that the runtime kept.
+        assert torch.calls[-4:] == ["ones on cuda:0", "synchronize"] * 2
+        bound.unpin(slots)
+        assert "unpin" not in torch.calls
+    finally:
+        slots.close()
+
+
+def test_a_device_that_faulted_does_not_keep_the_mapping(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = use(FakeTorch())
+    bound = bind("cuda:0")
+    slots = SlotSegment.create(1, 4096)
+
+    def dead(device: str) -> None:
+        raise FakeError("CUDA error: an illegal memory access was encountered")
+
+    try:
+        bound.pin(slots)
+        monkeypatch.setattr(torch.cuda, "synchronize", dead)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=lambda address: 700))
+        bound.unpin(slots)
     finally:
         slots.close()
