@@ -1,18 +1,21 @@
-"""BlockLinear: a quantised matrix on the CPU. Few rows are multiplied with the blocks themselves, more with floats."""
+"""BlockLinear: a matrix on the CPU in any stored type. Few rows meet it as it is stored, more as the products' type."""
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from neuron.kernels.decoder.buffers import STEP_ROWS
+from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.products import expand_matrix, multiply, quantise_rows
 from neuron.kernels.quant.quads import QUAD
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Matrix, aligned_bytes
 
+_STORED = {GgmlType.F32: torch.float32, GgmlType.BF16: torch.bfloat16}
+
 
 class BlockLinear:
-    """`dtype`: of the products of many rows. The result of few rows is float32."""
+    """`dtype`: of the products of many rows. Activations and result of few rows are float32."""
 
     def __init__(self, matrix: Matrix, dtype: torch.dtype, team: Team) -> None:
         self._matrix, self._dtype, self._team = matrix, dtype, team
@@ -32,7 +35,7 @@ class BlockLinear:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] <= STEP_ROWS:
             return self._by_blocks(x.float().contiguous())
-        return functional.linear(x.to(self._dtype), self._expanded(self._matrix, self._dtype))
+        return functional.linear(x.to(self._dtype), self._numbers())
 
     def part(self, first: int, last: int) -> "BlockLinear":
         held = self._matrix
@@ -45,8 +48,14 @@ class BlockLinear:
         np.take(held.data, chosen, axis=0, out=data, mode="clip")
         return self._expanded(Matrix(held.kind, len(chosen), held.cols, data), torch.float32)
 
+    def _numbers(self) -> torch.Tensor:
+        held = self._matrix
+        if _STORED.get(held.kind) is self._dtype:
+            return torch.from_numpy(held.data.reshape(-1)).view(self._dtype).view(held.rows, held.cols)
+        return self._expanded(held, self._dtype)
+
     def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 x [n, cols] with the blocks; activations as int16 groups, see quant.activations."""
+        """float32 x [n, cols] with the rows as stored; for blocks as int16 groups, see quant.activations."""
         held, (n, cols) = self._matrix, x.shape
         padded = -(-cols // QUAD) * QUAD
         quants = torch.empty(n, padded, dtype=torch.int16)

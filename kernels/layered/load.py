@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from neuron.kernels.attention.rope import build_rope
+from neuron.kernels.decoder.buffers import STEP_ROWS
 from neuron.kernels.engine import Collectives, DeviceModel, LoadSpec, ModelMemory, ReportProgress
 from neuron.kernels.errors import IndivisibleShard, UnsupportedLoad
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
@@ -16,7 +17,7 @@ from neuron.kernels.layered.graph import CudaRecorder, Recorder
 from neuron.kernels.layered.model import LayeredModel, SeeingLayeredModel
 from neuron.kernels.layered.ops import TorchOps
 from neuron.kernels.layered.passes import Passes
-from neuron.kernels.layered.placement import Placement
+from neuron.kernels.layered.placement import Kernels, Placement
 from neuron.kernels.layered.stack import Stack
 from neuron.kernels.layered.weights import LayeredWeights, ShardLoader, all_float32
 from neuron.kernels.opened import OpenedModel
@@ -33,10 +34,9 @@ _WARM_SEQUENCE = -1
 class EngineOptions(msgspec.Struct, frozen=True):
     """What a test may ask of a CPU so that it goes the way of a GPU."""
 
-    #: Replaces CUDA graphs; steps of single tokens then run between static buffers.
+    kernels: Kernels = Kernels.COMPILED
+    #: In the place of CUDA graphs, for kernels that find positions on the device.
     recorder: Recorder | None = None
-    #: Linear layers in plain tensors.
-    torch_delta: bool = False
 
 
 def load_layered(
@@ -54,7 +54,8 @@ def load_layered(
     """
     sharding = _sharding(spec, opened.config, group)
     exact = all_float32(opened.config, opened.reader, opened.names, opened.quant)
-    place = Placement(device, torch.float32 if exact else torch.bfloat16, team)
+    kernels = Kernels.CUDA if device.type == "cuda" else options.kernels
+    place = Placement(device, torch.float32 if exact else torch.bfloat16, team, kernels)
     loader = ShardLoader(sharding, opened.reader, opened.names, place, opened.quant)
     with torch.inference_mode():
         weights = loader.load(opened.tied, lambda done: progress("read", done))
@@ -109,9 +110,9 @@ def _build(
 ) -> LayeredModel:
     config, own = opened.config, sharding.config
     context, vocab = max(1, min(spec.max_context, config.max_position)), weights.embedding.rows
-    ops = TorchOps(place.dtype, config.rms_norm_eps, config.rope.adjacent_pairs)
+    ops = _ops(own, place, context)
     rows = HOST_ROWS if place.on_host else DEVICE_ROWS
-    delta = _delta(own, place, rows, options)
+    delta = _delta(own, place, rows)
     stack = Stack(own, weights, ops, delta, group, sharding.vocabulary(vocab)[2])
     recorder = options.recorder if place.on_host else CudaRecorder()
     rope = build_rope(config.rope, config.max_position, opened.rope_factors)
@@ -129,16 +130,26 @@ def _build(
     return SeeingLayeredModel(tower, passes, vocab, context, memory, line)
 
 
-def _delta(own: ModelConfig, place: Placement, rows: int, options: EngineOptions) -> Delta | None:
+def _ops(own: ModelConfig, place: Placement, context: int) -> TorchOps:
+    epsilon, adjacent = own.rms_norm_eps, own.rope.adjacent_pairs
+    if place.kernels is not Kernels.CUDA:
+        few = STEP_ROWS if place.kernels is Kernels.COMPILED else 0
+        return TorchOps(place.dtype, torch.float32, epsilon, adjacent, few)
+    from neuron.kernels.layered.cuda_ops import CudaOps
+
+    return CudaOps(own, place.dtype, context, place.device)
+
+
+def _delta(own: ModelConfig, place: Placement, rows: int) -> Delta | None:
     if own.linear is None:
         return None
-    if not place.on_host:
-        from neuron.kernels.layered.cuda_delta import CudaDelta
-
-        return CudaDelta(own.linear, own.rms_norm_eps, place.device)
-    if options.torch_delta or options.recorder is not None:
+    if place.kernels is Kernels.COMPILED:
+        return CompiledDelta(LinearPrefill(own.linear, rows, own.rms_norm_eps, place.team, exact=True))
+    if place.kernels is Kernels.TENSORS:
         return TorchDelta(own.linear, own.rms_norm_eps, place.device)
-    return CompiledDelta(LinearPrefill(own.linear, rows, own.rms_norm_eps, place.team, exact=True))
+    from neuron.kernels.layered.cuda_delta import CudaDelta
+
+    return CudaDelta(own.linear, own.rms_norm_eps, place.device)
 
 
 def _activations(own: ModelConfig, rows: int, vocab: int) -> int:
@@ -155,5 +166,9 @@ def _summary(config: ModelConfig, own: ModelConfig, context: int, place: Placeme
     return (
         f"{config.architecture.value}: {config.num_layers} layers{linear}, hidden {config.hidden_size}, "
         f"{own.num_heads}/{own.num_kv_heads} heads of {config.head_dim}{shared}, context {context}, "
-        f"products and KV {str(place.dtype).removeprefix('torch.')}, {where}"
+        f"products {_short(place.dtype)}, KV {_short(place.rows_dtype)}, {where}"
     )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -8,45 +8,66 @@ from neuron.kernels.layered.span import Span
 
 
 class TorchOps:
-    """Activations are float32 unless they say otherwise; `dtype` is the products' type."""
+    """`dtype`: of products and queries; `activations`: of what enters products. x is the float32 residual.
 
-    def __init__(self, dtype: torch.dtype, epsilon: float, adjacent: bool) -> None:
-        self.dtype, self.epsilon, self.adjacent = dtype, epsilon, adjacent
+    Queries of up to `few` tokens are float32.
+    """
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last axis of float32 x, in float32."""
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.epsilon)
+    def __init__(
+        self, dtype: torch.dtype, activations: torch.dtype, epsilon: float, adjacent: bool, few: int = 0
+    ) -> None:
+        self.dtype, self.activations, self._few = dtype, activations, few
+        self.epsilon, self.adjacent = epsilon, adjacent
 
-    def head_norm_rope(self, x: torch.Tensor, norm: torch.Tensor | None, rope: torch.Tensor) -> torch.Tensor:
-        """Norm (if any) and rotation of q or k: x [n, heads, head_dim] of any type -> the products' type."""
-        wide = x.float()
-        if norm is not None:
-            wide = self.norm(wide, norm)
-        return rotated(wide, rope, self.adjacent).to(self.dtype)
+    def add_norm(self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """x float32 [n, hidden] += more (if any), in place; RMSNorm of it, in the activations' type."""
+        if more is not None:
+            x += more
+        return self._norm(x, weight).to(self.activations)
 
-    def write_rows(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor, span: Span) -> None:
-        """key, value [n, kv heads, head_dim] in the products' type to rows [2, kv heads, positions, head_dim]."""
-        for which, new in enumerate((key, value)):
+    def rope_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        rows: torch.Tensor,
+        span: Span,
+    ) -> torch.Tensor:
+        """Norm (if any) and rotation of q [n, heads, head_dim] and k [n, kv heads, head_dim]; k and v are written to
+        rows [2, kv heads, positions, head_dim]. Returns the query."""
+        wide = [tensor.float() for tensor in (q, k)]
+        if norms is not None:
+            wide = [self._norm(tensor, norm) for tensor, norm in zip(wide, norms, strict=True)]
+        query, key = (rotated(tensor, span.rope, self.adjacent) for tensor in wide)
+        for which, new in enumerate((key.to(rows.dtype), v.to(rows.dtype))):
             if span.replayed:
                 rows[which].index_copy_(1, span.index, new.transpose(0, 1))
             else:
                 rows[which, :, span.start : span.start + span.n] = new.transpose(0, 1)
+        return query if span.n <= self._few else query.to(self.dtype)
 
-    def attend(self, query: torch.Tensor, rows: torch.Tensor, span: Span, scale: float) -> torch.Tensor:
-        """Causal attention of query [n, heads, head_dim] over rows that hold these tokens too -> [n, heads * dim]."""
+    def attend(
+        self, query: torch.Tensor, rows: torch.Tensor, span: Span, scale: float, gate: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Causal attention of query [n, heads, head_dim] over rows that hold these tokens too -> [n, heads * head_dim].
+
+        With a gate of that shape the result is times its sigmoid.
+        """
         heads = query.transpose(0, 1)
         if span.replayed:
-            return attend_all(heads, rows[0], rows[1], span.index, scale)
-        end = span.start + span.n
-        return attend_rows(heads, rows[0, :, :end], rows[1, :, :end], span.start, scale)
-
-    def gated(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """x * sigmoid(gate)."""
-        return x * torch.sigmoid(gate.float())
+            mixed = attend_all(heads, rows[0], rows[1], span.index, scale)
+        else:
+            keys, values = (rows[which, :, : span.start + span.n].to(query.dtype) for which in (0, 1))
+            mixed = attend_rows(heads, keys, values, span.start, scale)
+        return mixed if gate is None else mixed * torch.sigmoid(gate.float())
 
     def silu_product(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, in the products' type."""
-        return (functional.silu(gate.float()) * up).to(self.dtype)
+        """silu(gate) * up, in the activations' type."""
+        return (functional.silu(gate.float()) * up).to(self.activations)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.epsilon)
 
 
 def rotated(x: torch.Tensor, rope: torch.Tensor, adjacent: bool) -> torch.Tensor:

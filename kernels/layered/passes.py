@@ -10,7 +10,7 @@ from neuron.kernels.attention.rope import Rope
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.gdn.state import state_shape
 from neuron.kernels.layered.graph import Recorder
-from neuron.kernels.layered.placement import Placement
+from neuron.kernels.layered.placement import Kernels, Placement
 from neuron.kernels.layered.rows import DeviceRows, HostRows, KvRows
 from neuron.kernels.layered.sequence import LayeredSequence
 from neuron.kernels.layered.span import Span
@@ -42,8 +42,9 @@ class Passes:
     def new_sequence(self) -> LayeredSequence:
         config, place = self._config, self._placement
         full = sum(kind is LayerKind.FULL for kind in config.layer_kinds)
-        size = (full, config.num_kv_heads, config.head_dim, self._context, place.dtype)
-        rows: KvRows = HostRows(*size) if place.on_host else DeviceRows(*size, place.device)
+        size = (full, config.num_kv_heads, config.head_dim, self._context, place.rows_dtype)
+        host = place.kernels is Kernels.COMPILED
+        rows: KvRows = HostRows(*size) if host else DeviceRows(*size, place.device)
         shape = state_shape(config)
         sequence = LayeredSequence(rows, None if shape is None else DeviceState(shape, place.device))
         if self._recorder is not None:

@@ -30,11 +30,11 @@ class HostRows:
     """The whole context is address space from the start; see KvCache."""
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: torch.dtype) -> None:
-        exact = dtype is torch.float32
-        self._cache = KvCache(GgmlType.F32 if exact else GgmlType.BF16, layers, kv_heads, head_dim, context)
+        """`dtype`: float32 or float16."""
+        kind = GgmlType.F32 if dtype is torch.float32 else GgmlType.F16
+        self._cache = KvCache(kind, layers, kv_heads, head_dim, context)
         self.context = context
-        rows = torch.from_numpy(self._cache.rows)
-        self.rows = rows if exact else rows.view(torch.bfloat16)
+        self.rows = torch.from_numpy(self._cache.rows)
 
     def reserve(self, positions: int) -> bool:
         return False

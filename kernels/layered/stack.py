@@ -41,21 +41,21 @@ class Stack:
         for offset, rows in spliced:
             x[offset : offset + len(rows)] = rows
         full = linear = 0
+        more: torch.Tensor | None = None
         for layer in self._weights.layers:
-            normed = self._ops.norm(x, layer.vectors["attn_norm"])
+            normed = self._ops.add_norm(x, more, layer.vectors["attn_norm"])
             if "linear_qkv" in layer.linears:
-                mixed = self._delta_net(layer, linear, normed, span, sequence)
+                more = self._delta_net(layer, linear, normed, span, sequence)
                 linear += 1
             else:
-                mixed = self._attention(layer, full, normed, span, sequence)
+                more = self._attention(layer, full, normed, span, sequence)
                 full += 1
-            x += mixed
-            x += self._mlp(layer, self._ops.norm(x, layer.vectors["ffn_norm"]))
-        return x
+            more = self._mlp(layer, self._ops.add_norm(x, more, layer.vectors["ffn_norm"]))
+        return x if more is None else x.add_(more)
 
     def head(self, x: torch.Tensor) -> torch.Tensor | None:
         """Logits float32 [n, at least the vocabulary] of x [n, hidden]; None on ranks but the first."""
-        normed = self._ops.norm(x, self._weights.norm)
+        normed = self._ops.add_norm(x, None, self._weights.norm)
         logits = self._weights.head.forward(normed).float()
         if self._group is None:
             return logits
@@ -73,14 +73,11 @@ class Stack:
             )
             for role in ("q", "k", "v")
         )
-        query = ops.head_norm_rope(q, layer.vectors.get("q_norm"), span.rope)
-        key = ops.head_norm_rope(k, layer.vectors.get("k_norm"), span.rope)
-        rows = sequence.rows.rows[number]
-        ops.write_rows(rows, key, v.to(ops.dtype), span)
-        mixed = ops.attend(query, rows, span, self._scale)
-        if "q_gate" in layer.linears:
-            mixed = ops.gated(mixed, layer.linears["q_gate"].forward(normed))
-        return self._summed(layer, "o", mixed)
+        rows, vectors = sequence.rows.rows[number], layer.vectors
+        norms = (vectors["q_norm"], vectors["k_norm"]) if "q_norm" in vectors else None
+        query = ops.rope_and_write(q, k, v, norms, rows, span)
+        gate = layer.linears["q_gate"].forward(normed) if "q_gate" in layer.linears else None
+        return self._summed(layer, "o", ops.attend(query, rows, span, self._scale, gate))
 
     def _delta_net(
         self, layer: LayerParts, number: int, normed: torch.Tensor, span: Span, sequence: LayeredSequence

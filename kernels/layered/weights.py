@@ -97,7 +97,7 @@ class ShardLoader:
                 layer.linears["q"], layer.linears["q_gate"] = place.linear(query), place.linear(gate)
             elif role in ("linear_a", "linear_b"):
                 # Rounding the gates to bfloat16 would let the state drift with length.
-                layer.linears[role] = place.linear(matrix)
+                layer.linears[role] = place.wide_linear(matrix)
             else:
                 layer.linears[role] = place.linear(matrix)
         for role in roles.norms:

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,18 @@ def reference(model: Any, ids: npt.NDArray[np.int32]) -> Floats:
     return result
 
 
-def run(model: DeviceModel, ids: npt.NDArray[np.int32], chunk: int, sequence: int = 0) -> Floats:
+class Forwards(Protocol):
+    """What `run` needs of a model."""
+
+    vocab_size: int
+
+    def forward(
+        self, sequence: int, tokens: npt.NDArray[np.int32], position: int, logits: Floats | None, /
+    ) -> None: ...
+    def clear(self, sequence: int, /) -> int: ...
+
+
+def run(model: Forwards, ids: npt.NDArray[np.int32], chunk: int, sequence: int = 0) -> Floats:
     """Logits of the last position, after `ids` in chunks."""
     logits = np.full(model.vocab_size, np.nan, dtype=np.float32)
     model.clear(sequence)

@@ -1,7 +1,7 @@
 """Models of the layered engine for tests: alone, or as ranks that are threads of this process."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -138,6 +138,7 @@ def load(
         model = load_model(spec, "cpu", lambda stage, fraction: None, threads=threads, group=group)
     else:
         team = Team(threads)
+        torch.set_num_threads(threads)
         opened = open_model(spec, team)
         chosen = options or EngineOptions()
         model = load_layered(spec, opened, torch.device("cpu"), team, lambda stage, done: None, group, chosen)
@@ -145,5 +146,5 @@ def load(
     return model
 
 
-def worst(found: Sequence[float] | Floats, wanted: Floats) -> float:
-    return float(np.abs(np.asarray(found) - wanted).max())
+def relative(found: Floats, wanted: Floats) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

@@ -1,0 +1,105 @@
+"""One CPU through the layered engine: logits of transformers and of the compiled engine, in float32 and bfloat16."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from neuron.kernels.layered.load import EngineOptions
+from neuron.kernels.layered.placement import Kernels
+from tests.kernels.decoder import tiny as compiled
+from tests.kernels.decoder.tiny import run, some_ids
+from tests.kernels.layered.families import LENGTHS, MODELS, check_lengths, check_steps, make, wanted
+from tests.kernels.layered.ranks import load, relative
+
+pytestmark = pytest.mark.timeout(300)  # the first one may have to compile
+
+
+@pytest.mark.parametrize("kernels", [Kernels.COMPILED, Kernels.TENSORS])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, kernels: Kernels, tmp_path: Path) -> None:
+    rows = wanted(make(tmp_path, name), some_ids(max(LENGTHS)))
+    model = load(tmp_path, options=EngineOptions(kernels))
+    check_lengths(model, rows)
+    check_steps(model, rows, 70)
+    model.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "hybrid"])
+def test_the_compiled_engine_says_the_same(name: str, tmp_path: Path) -> None:
+    make(tmp_path, name)
+    ids = some_ids(600)
+    layered, other = load(tmp_path), compiled.load(tmp_path, threads=1)
+    assert (layered.vocab_size, layered.context_length) == (other.vocab_size, other.context_length)
+    assert layered.memory.kv_per_token == other.memory.kv_per_token
+    assert layered.memory.state == other.memory.state
+    for chunk in (600, 100):
+        np.testing.assert_allclose(run(layered, ids, chunk), run(other, ids, chunk), atol=1e-4, rtol=0)
+    layered.close()
+    other.close()
+
+
+@pytest.mark.parametrize("kernels", [Kernels.COMPILED, Kernels.TENSORS])
+def test_bfloat16_weights_keep_a_float32_residual_and_state(kernels: Kernels, tmp_path: Path) -> None:
+    rows = wanted(make(tmp_path, "hybrid", dtype=torch.bfloat16), some_ids(100))
+    model = load(tmp_path, quant=None, options=EngineOptions(kernels))
+    assert "products bfloat16" in model.summary
+    assert model.memory.state == 4 * (8 * 16 * 24 + (2 * 2 * 16 + 8 * 24) * 4)
+    for chunk in (100, 7):
+        assert relative(run(model, some_ids(100), chunk), rows[-1]) < 4e-2
+    model.close()
+
+
+def test_few_rows_on_a_cpu_are_rounded_nowhere_but_in_the_cache(tmp_path: Path) -> None:
+    rows = wanted(make(tmp_path, "hybrid", dtype=torch.bfloat16), some_ids(100))
+    model = load(tmp_path, quant=None)
+    np.testing.assert_allclose(run(model, some_ids(100), 7), rows[-1], atol=2e-2, rtol=0)
+    model.close()
+
+
+def test_float16_weights_become_the_products_type(tmp_path: Path) -> None:
+    rows = wanted(make(tmp_path, "llama", dtype=torch.float16), some_ids(20))
+    model = load(tmp_path, quant=None)
+    assert relative(run(model, some_ids(20), 20), rows[-1]) < 4e-2
+    model.close()
+
+
+def test_what_cannot_be_is_refused_with_nothing_changed(tmp_path: Path) -> None:
+    make(tmp_path, "hybrid")
+    model = load(tmp_path, max_context=64)
+    ids, logits = some_ids(10), np.zeros(model.vocab_size, dtype=np.float32)
+    model.forward(0, ids, 0, None)
+    one = ids[:1]
+    wrong: list[tuple[int, Any, int, Any]] = [
+        (0, ids[:0], 10, None),
+        (0, np.array([97], dtype=np.int32), 10, None),
+        (0, np.array([-1], dtype=np.int32), 10, None),
+        (0, one, 9, None),
+        (1, one, 3, None),
+        (0, some_ids(60), 10, None),
+        (0, one, 10, logits[:-1]),
+        (0, one, 10, logits.astype(np.float64)),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError, match=r"tok|posit|logits|vocab"):
+            model.forward(*arguments)
+    with pytest.raises(ValueError, match="holds nothing"):
+        model.save_rows(5, 1, 0, 1)
+    assert model.length(0) == 10
+    model.forward(0, one, 10, logits)
+    np.testing.assert_array_equal(logits, run(model, np.concatenate([ids, one]), 10))
+    model.close()
+
+
+def test_the_answer_does_not_depend_on_what_ran_before(tmp_path: Path) -> None:
+    make(tmp_path, "hybrid")
+    model = load(tmp_path)
+    ids = some_ids(90)
+    first = run(model, ids, 90)
+    run(model, some_ids(333, 1), 100)
+    run(model, some_ids(50, 2), 7, sequence=5)
+    np.testing.assert_array_equal(run(model, ids, 90), first)
+    np.testing.assert_array_equal(run(model, ids[:1], 1, sequence=9), run(model, ids[:1], 1))
+    model.close()
