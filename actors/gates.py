@@ -37,8 +37,8 @@ class TextWork(Protocol):
     async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
         """The images in order. Raises InvalidImage."""
 
-    async def expect_images(self) -> None:
-        """A model that takes images is ready: be quick with the first."""
+    async def expect(self, text: TextModel) -> None:
+        """A model is about to be ready: be quick with its first request."""
 
     async def constrain(
         self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int

@@ -70,11 +70,11 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Loader:
-    """One for the daemon; handles are never reused. `expect_images` is awaited before a model that sees is loaded."""
+    """One for the daemon; handles are never reused. `expect` is awaited before a model's weights are loaded."""
 
-    def __init__(self, settings: Settings, expect_images: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, settings: Settings, expect: Callable[[TextModel], Awaitable[None]] | None = None) -> None:
         self._settings = settings
-        self._expect_images = expect_images
+        self._expect = expect
         self._handles = itertools.count(1)
 
     async def load(
@@ -91,8 +91,8 @@ class Loader:
             await room.take(report.budget.total_bytes, _free_bytes(device.info()))
         sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
         text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
-        if sight is not None and self._expect_images is not None:
-            await self._expect_images()
+        if self._expect is not None:
+            await self._expect(text)
         job.report("device", 0.0)
         await device.ensure_started()
         handle = ArchHandle(next(self._handles))

@@ -27,6 +27,7 @@ from neuron.actors.daemon import (
 )
 from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.devices import cuda_device_count
+from neuron.actors.device.spare import Spare
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import ClientDisconnected, ModelLoading
 from neuron.actors.figures import Figures, RequestRecord
@@ -54,11 +55,13 @@ LOAD_AGAIN_S = 30.0
 class Registry:
     """Everything here belongs to one event loop. Views return at once from what is already known."""
 
-    def __init__(self, settings: Settings, *, text_work: TextWork | None = None) -> None:
+    def __init__(self, settings: Settings, *, text_work: TextWork | None = None, spare: Spare | None = None) -> None:
+        """`spare`: a device process that the models loaded at start will use."""
         self.settings = settings
+        self._spare = spare
         self._catalogue = Catalogue(settings.models)
         self._text_work = text_work if text_work is not None else PooledTextWork()
-        self._loader = Loader(settings, self._text_work.expect_images)
+        self._loader = Loader(settings, self._text_work.expect)
         self._gates = Gates(settings.limits, self._text_work)
         self._draining = False
         self._facts = discovery.gather(0)
@@ -81,7 +84,7 @@ class Registry:
         self._background("host facts", self._gather_facts)
         self._background("sampler warm-up", anyio.to_thread.run_sync, warm_up)
         self._background("template helpers", self._text_work.start)
-        self._background("activation", self._activator.run)
+        self._background("activation", self._activate)
         self._background("idle models", self._desk.residency.watch)
 
     def _background(self, name: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
@@ -94,6 +97,13 @@ class Registry:
                 log.error("background work failed", work=name, cause=cause_chain(error))
 
         self._tasks.start_soon(run)
+
+    async def _activate(self) -> None:
+        try:
+            await self._activator.run()
+        finally:
+            if self._spare is not None:
+                self._spare.discard()
 
     async def _gather_facts(self) -> None:
         """A slow driver must not keep the listener waiting."""
@@ -110,7 +120,8 @@ class Registry:
         self._text_work.close()
 
     def _make_device(self, device_id: str) -> DevicePort:
-        return DeviceActor(device_id, self.settings.limits, self._tasks)
+        spare = self._spare if self._spare is not None and self._spare.device_id == device_id else None
+        return DeviceActor(device_id, self.settings.limits, self._tasks, spare=spare)
 
     def _on_device_death(self, device_id: str, record: PoisonRecord) -> None:
         """Only models that lived on this device are poisoned; a load in progress has its own error."""

@@ -7,6 +7,7 @@ import anyio.to_thread
 
 from neuron.actors.images.decoder import ImageDecoder, PromptImage
 from neuron.actors.images.processor import ImageProcessor
+from neuron.actors.images.sight import VISION
 from neuron.actors.request import ImagePart, InferenceRequest
 from neuron.actors.sampling.sampler import Constraint
 from neuron.actors.text.build import TextModel
@@ -41,8 +42,10 @@ class PooledTextWork:
     async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
         return await self._decoder.decode(parts, processor)
 
-    async def expect_images(self) -> None:
-        await self._decoder.start()
+    async def expect(self, text: TextModel) -> None:
+        await self._renderer.expect(text)
+        if VISION in text.capabilities:
+            await self._decoder.start()
 
     async def constrain(
         self, text: TextModel, request: InferenceRequest, *, opens_reasoning: bool, max_new_tokens: int

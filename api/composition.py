@@ -5,6 +5,7 @@ unload, close the listener.
 """
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from contextlib import AsyncExitStack
 import anyio
 
 import neuron
+from neuron.actors.device.spare import Spare
 from neuron.actors.registry import Registry
 from neuron.actors.settings import Settings
 from neuron.api.access import Access
@@ -31,18 +33,23 @@ _CLOSE_S = 2.0
 _UNLOAD_S = 50.0
 
 
-def run(settings: Settings, access: Access, sock: socket.socket, environment: Mapping[str, str]) -> None:
+def run(
+    settings: Settings, access: Access, sock: socket.socket, environment: Mapping[str, str], spare: Spare | None
+) -> None:
     """Until a stop signal."""
     version_body()
     if stale := sweep_stale():
         _log.info("removed shared memory of dead owners", segments=len(stale))
-    server = _Server(settings, access, sock, Notifier.from_environment(environment))
+    server = _Server(settings, access, sock, Notifier.from_environment(environment), spare)
     anyio.run(server.run, backend="asyncio")
 
 
 class _Server:
-    def __init__(self, settings: Settings, access: Access, sock: socket.socket, notifier: Notifier) -> None:
+    def __init__(
+        self, settings: Settings, access: Access, sock: socket.socket, notifier: Notifier, spare: Spare | None
+    ) -> None:
         self._settings = settings
+        self._spare = spare
         self._access = access
         self._sock = sock
         self._notifier = notifier
@@ -52,7 +59,7 @@ class _Server:
 
     async def run(self) -> None:
         log_loop_exceptions(asyncio.get_running_loop())
-        registry = Registry(self._settings)
+        registry = Registry(self._settings, spare=self._spare)
         app = create_app(registry, self._access)
         listener = Listener(app, self._sock, write_idle_s=self._settings.limits.write_idle_seconds)
         async with AsyncExitStack() as stack:
@@ -62,6 +69,9 @@ class _Server:
             tasks.start_soon(self._listen, listener)
             tasks.start_soon(self._notifier.beat, lambda: True)
             self._announce()
+            # What was imported stays: the collector need not look at it again.
+            gc.freeze()
+            gc.enable()
             await self._asked.wait()
             deadman = Deadman(self._settings.server.shutdown_seconds + _UNLOAD_S + _CLOSE_S + 5.0)
             deadman.arm()

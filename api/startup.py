@@ -11,7 +11,7 @@ from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.configured import check_sources
 from neuron.runtime.config import load_settings
 from neuron.runtime.errors import ConfigError, NeuronError
-from neuron.runtime.logs import parse_level
+from neuron.runtime.levels import parse_level
 
 SYSTEM_FILE = Path("/etc/neuron/neuron.toml")
 ENVIRONMENT = {

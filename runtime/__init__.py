@@ -4,10 +4,10 @@ Knows nothing about language models or HTTP. Where to look:
 
     actor, mailbox            one task, one bounded queue, four hooks, typed errors for everyone who waits
     supervisor, restarts      trees of children, one_for_one and one_for_all, restart budgets
-    process, child            child processes: the daemon's side and the child's first lines
+    launch, process, child    child processes: their start, the daemon's side, the child's first lines
     link, frames              typed messages over a socketpair: both ends, and the bytes between them
     shm, mapping              shared memory: slots with stamps, plain bytes; the mapped files below them
-    logs, log_render, log_writer   events, the line they become, the thread that writes it
+    logs, levels, log_render, log_writer   events, the line they become, the thread that writes it
     config                    a TOML file and the environment as one settings struct
     lifecycle, notify         stop signals and the deadman; notices to the service manager
     errors                    the root of the error tree

@@ -16,27 +16,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import TracebackType
 from typing import Any
 
 import structlog
 
 from neuron.runtime.errors import ConfigError
+from neuron.runtime.levels import Level as Level
+from neuron.runtime.levels import parse_level as parse_level
 from neuron.runtime.log_render import Event, render_console, render_json, revive
 from neuron.runtime.log_writer import LineWriter
-
-
-class Level(IntEnum):
-    """`trace` is ours, below debug: one line per decode step."""
-
-    TRACE = 5
-    DEBUG = 10
-    INFO = 20
-    WARNING = 30
-    ERROR = 40
-    CRITICAL = 50
-
 
 #: Third-party loggers that say more than an operator wants below warnings.
 _CHATTY = ("asyncio", "httpcore", "httpx", "numba", "PIL", "urllib3", "filelock", "hpack")
@@ -134,15 +123,6 @@ def get_logger(name: str) -> Logger:
 
 def is_enabled(level: Level) -> bool:
     return _state.threshold <= level
-
-
-def parse_level(text: str) -> Level:
-    """Raises ConfigError."""
-    try:
-        return Level["WARNING" if text.lower() == "warn" else text.upper()]
-    except KeyError:
-        names = ", ".join(level.name.lower() for level in Level)
-        raise ConfigError(f"unknown log level '{text[:40]}' (one of {names}).") from None
 
 
 def configure_logging(level: str, format: str = "json", *, device: str | None = None, fd: int = 2) -> None:

@@ -6,8 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -16,6 +14,7 @@ import anyio
 import msgspec
 
 from neuron.runtime import logs
+from neuron.runtime.launch import Launched, launch
 
 _MAX_LINE_BYTES = 64 * 1024
 _TAIL_LINES = 40
@@ -120,37 +119,16 @@ class ChildProcess:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start `python -m module --fd link_fd --parent <our pid> *arguments`.
+        """Start `python -m module` as runtime.launch does, whose errors it raises; its output goes to our log."""
+        return cls.watch(launch(module, link_fd=link_fd, arguments=arguments, environment=environment), name)
 
-        The child inherits `link_fd` and nothing else; stdout and stderr both go to our log. The caller closes its
-        copy of `link_fd` afterwards. `environment` stands in place of ours when given. Raises OSError when the start
-        fails, RuntimeError outside the main thread (the kernel ends a bound child with the *thread* that started it).
-        """
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("child processes are started on the main thread only")
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-P", "-m", module, "--fd", str(link_fd), "--parent", str(os.getpid()), *arguments]
+    @classmethod
+    def watch(cls, launched: Launched, name: str) -> Self:
+        """Take a program that was started before. It is ended when it cannot be watched."""
         try:
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the new program runs; asyncio's own costs a thread
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=write_fd,
-                stderr=write_fd,
-                pass_fds=(link_fd,),
-                close_fds=True,
-                env=_child_environment(os.environ if environment is None else environment),
-            )
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-        try:
-            return cls(process, read_fd, name)
+            return cls(launched.process, launched.output_fd, name)
         except BaseException:  # no descriptor left to watch it with
-            process.kill()
-            process.wait()
-            os.close(read_fd)
+            launched.abandon()
             raise
 
     @classmethod
@@ -229,19 +207,6 @@ class ChildProcess:
         else:
             self._status = ExitStatus(None, _signal_name(-code), tail)
         self._exited.set()
-
-
-#: The service manager's lines to the daemon alone: a child that used them would speak in its name.
-_PARENT_ONLY = frozenset(
-    {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
-)
-
-
-def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    # With `-P` and our own import path the child imports from where we do, and never from the directory that the
-    # daemon happens to run in.
-    kept = {key: value for key, value in environment.items() if key not in _PARENT_ONLY}
-    return kept | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
 
 def _signal_name(number: int) -> str:

@@ -22,6 +22,7 @@ from neuron.actors.device.jobs import PROTOCOL_VERSION, Job, Ready, Reply, Vram
 from neuron.actors.device.phases import LOADS
 from neuron.actors.device.process import Child, DeviceProcess
 from neuron.actors.device.script_ledger import ScriptLedger
+from neuron.actors.device.spare import WORKER_MODULE, Spare, worker_arguments
 from neuron.actors.settings import LimitSettings
 from neuron.runtime.errors import NeuronError, RestartLimit, ShuttingDown, WorkerDied
 from neuron.runtime.link import Link
@@ -30,7 +31,6 @@ from neuron.runtime.process import ChildProcess
 
 __all__ = ["DeviceActor", "PendingReply", "known_devices", "parse_device"]
 
-WORKER_MODULE = "neuron.actors.device.worker"
 CRASH_LIMIT = 3
 CRASH_WINDOW_SECONDS = 60.0
 """So many deaths in a row without a completed load, within this time, and starting is refused for the rest of it."""
@@ -59,7 +59,7 @@ def failpoints_flag(environment: Mapping[str, str]) -> Path | None:
 
 async def spawn_worker(device_id: str, link_fd: int) -> Child:
     level = next((level for level in sorted(Level) if is_enabled(level)), Level.INFO)
-    arguments = ("--device", device_id, "--log-level", level.name.lower())
+    arguments = worker_arguments(device_id, level.name)
     return await ChildProcess.spawn(WORKER_MODULE, link_fd=link_fd, name=device_id, arguments=arguments)
 
 
@@ -74,6 +74,7 @@ class DeviceActor:
         *,
         failpoints: Path | None = None,
         spawn: Spawn = spawn_worker,
+        spare: Spare | None = None,
     ) -> None:
         self.device_id = device_id
         #: Answers that nobody waited for any more, and second answers; both dropped.
@@ -85,6 +86,7 @@ class DeviceActor:
         self._tasks = task_group
         self._failpoints = failpoints_flag(os.environ) if failpoints is None else failpoints
         self._spawn = spawn
+        self._spare = spare
         self._process: DeviceProcess | None = None
         self._starting = False
         self._lock = asyncio.Lock()
@@ -119,14 +121,7 @@ class DeviceActor:
                 self._starting = False
 
     async def _start(self) -> Ready:
-        ours, theirs = socket.socketpair()
-        try:
-            child = await self._spawn(self.device_id, theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        child, ours = await self._new_child()
         self.starts += 1
         process = DeviceProcess(child, Link(ours, Reply), self._limits, self.counters, self._on_reply)
         self._process = process
@@ -149,6 +144,24 @@ class DeviceActor:
         self._last_ready = ready
         _log.info("device process ready", device=self.device_id, pid=child.pid, name=ready.name)
         return ready
+
+    async def _new_child(self) -> tuple[Child, socket.socket]:
+        """A process and our end of its link: the one that waits for its first use, else a fresh one."""
+        if self._spare is not None and self._spare.alive:
+            launched, ours = self._spare.take()
+            try:
+                return ChildProcess.watch(launched, self.device_id), ours
+            except BaseException:
+                ours.close()
+                raise
+        ours, theirs = socket.socketpair()
+        try:
+            return await self._spawn(self.device_id, theirs.fileno()), ours
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
 
     def _check_budget(self) -> None:
         now = time.monotonic()

@@ -1,5 +1,6 @@
 """Renderer: an InferenceRequest becomes a RenderedPrompt, by the model's template in a limited process."""
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
@@ -16,6 +17,7 @@ from neuron.actors.text.segments import opens_reasoning, to_segments
 from neuron.actors.text.template_kwargs import check_template_kwargs
 from neuron.actors.text.template_pool import TemplatePool
 from neuron.actors.text.types import RenderedPrompt
+from neuron.runtime.errors import NeuronError
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -51,6 +53,11 @@ class Renderer:
     async def start(self) -> None:
         """Start the first child ahead of the first request."""
         await self._pool.start()
+
+    async def expect(self, model: TextModel) -> None:
+        """Compile the template and learn its forms. What is wrong with it is told to the first request."""
+        with contextlib.suppress(NeuronError):
+            await self._forms(model, model.template.source(with_tools=False), images=False)
 
     def close(self) -> None:
         """End the children. Later renders raise ShuttingDown."""

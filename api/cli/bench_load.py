@@ -17,7 +17,7 @@ from neuron.api.cli.plots import need_plots, plot_option, shares
 _SHARES = (0.5, 0.9, 0.99)
 
 
-class Lengths(click.ParamType):
+class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in the newest releases only
     """`N`, or `LEAST:MOST` for lengths spread evenly between the two."""
 
     name = "N or LEAST:MOST"

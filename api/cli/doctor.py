@@ -180,7 +180,7 @@ def _key_files(settings: Settings) -> list[Finding]:
 
 
 def _port(settings: Settings) -> Finding:
-    from neuron.api.server.listener import bind
+    from neuron.api.server.bind import bind
 
     host, port = settings.server.host, settings.server.port
     try:

@@ -6,7 +6,6 @@ connections without a limit; so its parts are put together here instead.
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import socket
@@ -19,38 +18,11 @@ from hypercorn.typing import ASGIFramework, LifespanState
 from hypercorn.utils import wrap_app
 
 from neuron.actors import limits
+from neuron.api.server.bind import BACKLOG
 from neuron.api.server.connection import Connection
-from neuron.runtime.errors import ConfigError
 from neuron.runtime.logs import get_logger
 
 _log = get_logger("neuron.api.listener")
-_BACKLOG = 512
-#: Bytes of the kernel's send buffer of one connection: what a client that does not read can make us hold.
-_SEND_BUFFER = 256 * 1024
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not accept yet. Raises ConfigError with one clear line."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror}.") from error
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        sock.setblocking(False)
-        sock.bind(address)
-        # Listening here, not later, makes a second daemon on this port fail before it loads anything.
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        sock.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is taken by another program.") from error
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}.") from error
-    return sock
 
 
 class Listener:
@@ -75,7 +47,7 @@ class Listener:
         # asyncio accepts as often as its backlog says before it looks up, and goes on, a log line each time, when the
         # process has no descriptor left: so it is told 1, and the kernel the real number.
         server = await asyncio.start_server(self._accepted, sock=self._sock, backlog=1)
-        self._sock.listen(_BACKLOG)
+        self._sock.listen(BACKLOG)
         try:
             await stop.wait()
         finally:

@@ -17,7 +17,8 @@ from neuron.kernels.formats.errors import FormatError, FormatKind, HeaderIncompl
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _PICKLE_MAGIC = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-FIRST_READ = 1 << 20
+#: Holds the whole header of most files: one that does not fit is parsed again from its beginning.
+FIRST_READ = 8 << 20
 
 Header = TypeVar("Header")
 

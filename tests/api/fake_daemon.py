@@ -25,7 +25,8 @@ from neuron.actors.request import InferenceRequest
 from neuron.actors.settings import ServerSettings, Settings
 from neuron.api.access import Access
 from neuron.api.app import create_app
-from neuron.api.server.listener import Listener, bind
+from neuron.api.server.bind import bind
+from neuron.api.server.listener import Listener
 
 MODEL = "demo:org/name"
 TIMINGS = Timings(queue_ms=0.5, prefill_ms=10.0, decode_ms=20.0, prefill_tokens=7, decode_tokens=3)

@@ -1,9 +1,13 @@
 """Entry of a device process: `python -m neuron.actors.device.worker --fd N --parent PID ...`."""
 
+import contextlib
 import faulthandler
+import gc
+import importlib
 import os
 import sys
 
+from neuron.actors.device.spare import WITH_LIBRARIES
 from neuron.runtime.child import (
     bind_to_parent,
     exit_when_closed,
@@ -30,6 +34,9 @@ def main() -> int:
     sock = link_socket(arguments.fd)
     exit_when_closed(sock)
 
+    if WITH_LIBRARIES in sys.argv:
+        _import_libraries()
+
     from neuron.actors.device.jobs import Job
     from neuron.actors.device.worker.loop import WorkerLoop
     from neuron.runtime.link import BlockingLink
@@ -39,6 +46,16 @@ def main() -> int:
     status = WorkerLoop(BlockingLink(sock, Job), pid=os.getpid()).run()
     flush_logs(1.0)
     return status
+
+
+def _import_libraries() -> None:
+    """What every model with weights needs, before it is asked for. A failure comes out at the load that misses it."""
+    # Nothing of it becomes garbage: looking through it again and again takes a tenth of the time.
+    gc.disable()
+    with contextlib.suppress(Exception):
+        importlib.import_module("neuron.kernels.load")
+    gc.freeze()
+    gc.enable()
 
 
 def _option(name: str) -> str | None:
