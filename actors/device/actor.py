@@ -147,13 +147,16 @@ class DeviceActor:
 
     async def _new_child(self) -> tuple[Child, socket.socket]:
         """A process and our end of its link: the one that waits for its first use, else a fresh one."""
-        if self._spare is not None and self._spare.alive:
-            launched, ours = self._spare.take()
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.alive:
+            launched, ours = spare.take()
             try:
                 return ChildProcess.watch(launched, self.device_id), ours
             except BaseException:
                 ours.close()
                 raise
+        if spare is not None:
+            spare.discard()
         ours, theirs = socket.socketpair()
         try:
             return await self._spawn(self.device_id, theirs.fileno()), ours
