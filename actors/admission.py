@@ -17,6 +17,7 @@ DEFAULT_MAX_PROMPT_TOKENS = 16384
 #: Bytes of rendered prompt per allowed token; more cannot fit and is refused before it is tokenised.
 BYTES_PER_TOKEN = 8
 #: Longer than the device actor's refresh of its figures.
+MIB = 1 << 20
 MEMORY_WAIT_S = 6.0
 MEMORY_POLL_S = 0.25
 
@@ -65,6 +66,11 @@ def derive_limits(context: int, settings: LimitSettings) -> ContextLimits:
 def has_memory_figure(device: DeviceInfo) -> bool:
     """Only accelerators are gated by memory; host memory is the operating system's business."""
     return not device.id.startswith("cpu") and device.vram_used_mb + device.vram_free_mb > 0
+
+
+def free_bytes(device: DeviceInfo) -> int | None:
+    """What an accelerator has left; None where no such figure counts or none is known yet."""
+    return device.vram_free_mb * MIB if has_memory_figure(device) and device.vram_free_mb else None
 
 
 def check_memory(device: DeviceInfo, settings: LimitSettings) -> None:

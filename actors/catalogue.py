@@ -40,7 +40,7 @@ class Catalogue:
             self._index()
 
     def on_device(self, device_id: str) -> list[ModelActor]:
-        return [entry for entry in self._entries if entry.device_id == device_id]
+        return [entry for entry in self._entries if device_id in entry.device_ids]
 
     def public_id(self, bare: str, qualified: str) -> str:
         """The bare id, unless a model of another source has it already."""

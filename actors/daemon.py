@@ -28,6 +28,8 @@ class PoisonRecord(msgspec.Struct, frozen=True):
     req_id: str | None
     at: str
     exit_status: str | None = None
+    #: Of a tensor-parallel group, which rank was the cause.
+    rank: int | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,15 +4,16 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypedDict
 
 import anyio
 import anyio.to_thread
 import msgspec
 import numpy as np
 
-from neuron.actors.admission import derive_limits, has_memory_figure, planned_context
+from neuron.actors.admission import derive_limits, planned_context
 from neuron.actors.canary import PROMPT_TOKENS, STEPS, Canary
-from neuron.actors.daemon import DeviceInfo, LoadRequest
+from neuron.actors.daemon import LoadRequest
 from neuron.actors.device.jobs import (
     ArchHandle,
     AttachSlots,
@@ -39,7 +40,8 @@ from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.configured import configured_sources
 from neuron.actors.sources.ids import ModelId, parse_model_id
-from neuron.actors.sources.preflight import PreflightReport, preflight
+from neuron.actors.sources.plan import Plan
+from neuron.actors.sources.preflight import PreflightReport, preflight, report_of_plan
 from neuron.actors.sources.resolve import open_repository, preflight_remote, resolve, resolve_now
 from neuron.actors.steps import SEQUENCE
 from neuron.actors.text.build import TextModel, load_text_model
@@ -57,6 +59,13 @@ SELF_CHECK_TOKENS = 64
 SLOT_ROWS = 2
 
 
+class _Asked(TypedDict):
+    """What preflight is told of a request."""
+
+    tensor_parallel: int | None
+    max_context: int
+
+
 class LoadPlan(msgspec.Struct, frozen=True):
     """`own` is the model's [[models]] entry, if it has one; `spec` is complete already."""
 
@@ -65,8 +74,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
     own: ModelSettings | None
 
     @property
-    def device_id(self) -> str | None:
-        return self.spec.devices[0] if self.spec.devices else None
+    def ranks(self) -> int:
+        """Devices that share the model."""
+        return self.spec.tensor_parallel or 1
 
 
 class Loader:
@@ -78,17 +88,16 @@ class Loader:
         self._handles = itertools.count(1)
 
     async def load(
-        self, model_id: str, plan: LoadPlan, device: DevicePort, device_id: str, job: LoadJob, room: Room
+        self, model_id: str, plan: LoadPlan, device: DevicePort, device_ids: tuple[str, ...], job: LoadJob, room: Room
     ) -> Resident:
         """Raises PreflightError before any device work, or the device's own typed error."""
         job.report("resolve", 0.0)
-        artifact = await self._resolve(plan, job)
-        reach = room.within_reach(_free_bytes(device.info()))
-        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, reach)
+        artifact = await self._resolve(plan, job, room.within_reach())
+        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, room.within_reach())
         job.report("tokenizer", 0.0)
         text = await anyio.to_thread.run_sync(self._text, artifact)
         if report.budget is not None:
-            await room.take(report.budget.total_bytes, _free_bytes(device.info()))
+            await room.take(report.budget.total_bytes)
         sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
         text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
         if self._expect is not None:
@@ -116,7 +125,7 @@ class Loader:
             raise
         resident = Resident(
             model_id=model_id,
-            device_id=device_id,
+            device_ids=device_ids,
             device=device,
             handle=handle,
             slots=slots,
@@ -126,22 +135,17 @@ class Loader:
             limits=derive_limits(loaded.context_length, self._settings.limits),
             architecture=report.architecture or str(artifact.format),
             loaded_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids),
+            prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids, ranks=len(device_ids)),
             sight=sight,
             canary=canary,
         )
         _log_construction(resident)
         return resident
 
-    async def preflight(self, plan: LoadPlan, device: DevicePort) -> PreflightReport:
-        """The same checks as a load, without fetching weights."""
+    async def preflight(self, plan: LoadPlan, free: int | None) -> PreflightReport:
+        """The same checks as a load, without fetching weights. `free`: bytes of the device that has least."""
         return await preflight_remote(
-            plan.model_id,
-            self._settings,
-            quant=plan.spec.quant,
-            tensor_parallel=plan.spec.tensor_parallel,
-            max_context=planned_context(plan.spec.max_context, self._settings.limits),
-            free_bytes=_free_bytes(device.info()),
+            plan.model_id, self._settings, quant=plan.spec.quant, free_bytes=free, **self._asked(plan)
         )
 
     def local_capabilities(self, model_id: str) -> tuple[str, ...]:
@@ -167,8 +171,13 @@ class Loader:
             raise ModelNotFound(model_id) from error
         return ("text", VISION) if config is not None and config.vision is not None else ("text",)
 
-    async def _resolve(self, plan: LoadPlan, job: LoadJob) -> ModelArtifact:
+    async def _resolve(self, plan: LoadPlan, job: LoadJob, free: int | None) -> ModelArtifact:
+        """What cannot be loaded is refused before any of its weights is fetched."""
         spec = plan.spec
+
+        def check(files: Plan) -> None:
+            report_of_plan(files, free_bytes=free, **self._asked(plan))
+
         return await resolve(
             plan.model_id,
             self._settings,
@@ -176,23 +185,15 @@ class Loader:
             tensor_parallel=spec.tensor_parallel,
             chat_template_file=plan.own.chat_template_file if plan.own is not None else None,
             on_progress=job.report,
+            check=check,
         )
 
+    def _asked(self, plan: LoadPlan) -> _Asked:
+        context = planned_context(plan.spec.max_context, self._settings.limits)
+        return {"tensor_parallel": plan.spec.tensor_parallel, "max_context": context}
+
     def _preflight(self, artifact: ModelArtifact, plan: LoadPlan, free_bytes: int | None) -> PreflightReport:
-        spec = plan.spec
-        report = preflight(
-            artifact,
-            tensor_parallel=spec.tensor_parallel,
-            max_context=planned_context(spec.max_context, self._settings.limits),
-            free_bytes=free_bytes,
-        )
-        if spec.tensor_parallel is not None and spec.tensor_parallel > 1:
-            raise PreflightError(
-                "Tensor parallel loads are not available; load the model on one device.",
-                model_id=artifact.model_id,
-                suggestion="leave tensor_parallel out",
-            )
-        return report
+        return preflight(artifact, free_bytes=free_bytes, **self._asked(plan))
 
     def _text(self, artifact: ModelArtifact) -> TextModel:
         return load_text_model(artifact, use_chat_template=self._settings.use_chat_template)
@@ -217,10 +218,6 @@ class Loader:
 
 def _quiet(_stage: str, _fraction: float) -> None:
     """Progress that nobody watches."""
-
-
-def _free_bytes(info: DeviceInfo) -> int | None:
-    return info.vram_free_mb * MIB if has_memory_figure(info) and info.vram_free_mb else None
 
 
 def _load_job(handle: ArchHandle, artifact: ModelArtifact, context: int) -> Callable[[int], Job]:
@@ -278,7 +275,8 @@ def _log_construction(resident: Resident) -> None:
     log.info(
         "construction complete",
         model=resident.model_id,
-        device=resident.device_id,
+        device=resident.where,
+        ranks=len(resident.device_ids),
         architecture=resident.architecture,
         summary=loaded.summary,
         context_length=loaded.context_length,

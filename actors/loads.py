@@ -11,9 +11,9 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
+from neuron.actors.admission import free_bytes
 from neuron.actors.catalogue import Catalogue
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
-from neuron.actors.device.devices import parse_device
 from neuron.actors.device.jobs import Drop
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import AlreadyLoaded, ModelUnloading
@@ -136,8 +136,9 @@ class LoadDesk:
     async def preflight(self, request: LoadRequest) -> PreflightReport:
         """What a load would find before it touches a device."""
         entry, plan = self._plan(request)
-        device_id = plan.device_id or (entry.device_id if entry is not None else None) or self._devices.listed[0]
-        return await self._loader.preflight(plan, self._devices.get(device_id))
+        device_ids = self._place(entry, plan)
+        known = (self._free_bytes(device_id) for device_id in device_ids)
+        return await self._loader.preflight(plan, min((free for free in known if free is not None), default=None))
 
     def start(self, entry: ModelActor, plan: LoadPlan, state: ModelState = ModelState.LOADING) -> LoadJob:
         """Begin a load of a new, failed or poisoned entry. Nothing of an earlier process is used again."""
@@ -162,16 +163,10 @@ class LoadDesk:
         try:
             await entry.wait_idle(UNLOAD_S)
             entry.release()
-            asked = plan.device_id
-            device_id = (
-                self._devices.default(self._resident_counts())
-                if asked is None
-                else parse_device(asked, model_id=entry.model_id)
-            )
-            entry.device_id = device_id
-            room = self.residency.room(entry, device_id)
-            device = self._devices.get(device_id)
-            resident = await self._loader.load(entry.model_id, plan, device, device_id, job, room)
+            entry.device_ids = device_ids = self._place(entry, plan)
+            room = self.residency.room(entry, device_ids, self._free_bytes)
+            device = self._devices.port(device_ids)
+            resident = await self._loader.load(entry.model_id, plan, device, device_ids, job, room)
         except NeuronError as error:
             return error
         except Exception as error:
@@ -185,8 +180,17 @@ class LoadDesk:
         entry.become_ready(resident)
         return None
 
-    def _resident_counts(self) -> dict[str, int]:
-        return Counter(entry.device_id for entry in self._catalogue if entry.device_id is not None)
+    def _place(self, entry: ModelActor | None, plan: LoadPlan) -> tuple[str, ...]:
+        """The devices of a load: those asked for, those it is on, or the best. Raises UnsupportedDevice."""
+        asked = plan.spec.devices
+        if not asked and entry is not None and entry.state is ModelState.READY:
+            return entry.device_ids
+        others = (other for other in self._catalogue if other is not entry)
+        counts = Counter(device_id for other in others for device_id in other.device_ids)
+        return self._devices.choose(plan.ranks, asked, counts, plan.model_id.bare)
+
+    def _free_bytes(self, device_id: str) -> int | None:
+        return free_bytes(self._devices.get(device_id).info())
 
     # -- unloading -----------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class LoadDesk:
                 entry.job.scope.cancel()
             entry.end_sessions(lambda: _unloading(entry))
             if not await entry.wait_idle(UNLOAD_S / 2):
-                log.error("unload: a request is stuck", model=entry.model_id, device=entry.device_id)
+                log.error("unload: a request is stuck", model=entry.model_id, device=entry.where)
             await self._forget(entry, deadline)
         except Exception as error:
             log.error("unload failed", model=entry.model_id, cause=f"{type(error).__name__}: {error}"[:500])
@@ -222,22 +226,27 @@ class LoadDesk:
 
     async def _forget(self, entry: ModelActor, deadline: float) -> None:
         """Drop the weights; when nothing else lives on the device, its process goes too and takes all memory along."""
-        resident, device_id = entry.resident, entry.device_id
-        if device_id is None:
+        resident, device_ids = entry.resident, entry.device_ids
+        if not device_ids:
             return
-        device = self._devices.get(device_id)
-        alone = all(other is entry or not other.holds_device for other in self._catalogue.on_device(device_id))
+        device = self._devices.port(device_ids)
+        alone = [device_id for device_id in device_ids if self._is_alone(entry, device_id)]
         try:
-            if alone:
-                await device.release(max(0.1, deadline - time.monotonic()))
-            elif resident is not None and resident.device.info().state == "ready":
+            if len(alone) < len(device_ids) and resident is not None and device.info().state == "ready":
                 handle = resident.handle
                 with anyio.move_on_after(max(0.1, deadline - time.monotonic())) as limit:
                     await device.call(lambda job: Drop(job, handle))
                 if limit.cancelled_caught:
-                    log.error("unload: the device is stuck", model=entry.model_id, device=device_id)
+                    log.error("unload: the device is stuck", model=entry.model_id, device=entry.where)
         except NeuronError as error:
             log.warning("unload: the device process ended instead", model=entry.model_id, reason=error.code)
+        async with anyio.create_task_group() as tasks:
+            for device_id in alone:
+                tasks.start_soon(self._devices.get(device_id).release, max(0.1, deadline - time.monotonic()))
+
+    def _is_alone(self, entry: ModelActor, device_id: str) -> bool:
+        """Whether no other model uses the process of a device."""
+        return all(other is entry or not other.holds_device for other in self._catalogue.on_device(device_id))
 
 
 def _completed(request: LoadRequest, own: ModelSettings | LoadRequest | None) -> LoadRequest:
@@ -266,7 +275,7 @@ def _refuse_conflict(entry: ModelActor, request: LoadRequest) -> None:
         raise _conflict(entry, "tensor_parallel")
     if request.max_context is not None and request.max_context != spec.max_context:
         raise _conflict(entry, "max_context")
-    if request.devices and entry.device_id is not None and entry.device_id not in request.devices:
+    if request.devices and not set(entry.device_ids) <= set(request.devices):
         raise _conflict(entry, "devices")
 
 

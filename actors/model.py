@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import anyio
 import anyio.abc
+import msgspec
 
 from neuron.actors.daemon import (
     LoadRequest,
@@ -26,6 +27,7 @@ from neuron.actors.errors import (
     NanLogits,
     QueueTimeout,
     SlowClient,
+    TpDivergence,
 )
 from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.load_job import LoadJob
@@ -40,7 +42,7 @@ from neuron.runtime.logs import get_logger
 log = get_logger(__name__)
 
 #: Errors after which the device process is gone or cannot be trusted.
-POISONING = (DeviceFault, WorkerDied, WorkerUnresponsive, ProtocolError)
+POISONING = (DeviceFault, WorkerDied, WorkerUnresponsive, ProtocolError, TpDivergence)
 #: Errors that say nothing about the model, so that no poisoning decision is logged.
 UNRELATED = (ClientDisconnected, SlowClient, QueueTimeout, ShuttingDown, ModelUnloading, ModelPoisoned)
 
@@ -67,7 +69,8 @@ class ModelActor:
         self._known: Resident | None = None
         #: What it was (or is being) loaded as, and where.
         self.spec: LoadRequest | None = None
-        self.device_id: str | None = None
+        #: Of all its ranks, in order; empty while it has none.
+        self.device_ids: tuple[str, ...] = ()
         self.poison: PoisonRecord | None = None
         self.reason: str | None = None
         #: Monotonic seconds of the last moment that a request held it, or that it became ready.
@@ -205,7 +208,8 @@ class ModelActor:
         log.error(
             "model marked poisoned",
             model=self.model_id,
-            device=self.resident.device_id if self.resident else None,
+            device=self.where,
+            rank=record.rank,
             reason=record.reason,
             code=record.code,
             phase=self.poison.phase,
@@ -221,9 +225,7 @@ class ModelActor:
         active = self.turnstile.active
         if record.req_id is not None or active is None:
             return record
-        return PoisonRecord(
-            record.reason, record.code, record.phase, active.req_id, record.at, exit_status=record.exit_status
-        )
+        return msgspec.structs.replace(record, req_id=active.req_id)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -231,6 +233,11 @@ class ModelActor:
     def holds_device(self) -> bool:
         """Whether its device process is (or may be) in use for it."""
         return self.state in (ModelState.LOADING, ModelState.READY, ModelState.RECOVERING)
+
+    @property
+    def where(self) -> str | None:
+        """Its devices in one word, for the log."""
+        return ",".join(self.device_ids) or None
 
     def begin_load(self, job: LoadJob, state: ModelState) -> None:
         self.state = state
@@ -248,7 +255,7 @@ class ModelActor:
             return
         self.state = ModelState.FAILED
         self.failed_at = time.monotonic()
-        self.device_id = None
+        self.device_ids = ()
         self.reason = f"{error.code}: {error.message}"
 
     def become_ready(self, resident: Resident) -> None:
@@ -279,7 +286,7 @@ class ModelActor:
             aliases=self.aliases,
             state=self.state,
             known=self._known,
-            device_id=self.device_id,
+            device_ids=self.device_ids,
             poison=self.poison,
             reason=self.reason,
             limits=self._limits,
@@ -327,6 +334,11 @@ def _record_of(error: NeuronError, session: Session) -> PoisonRecord:
 
 def _merged(first: PoisonRecord, later: PoisonRecord) -> PoisonRecord:
     """Reason, code and exit status as the device actor saw them; request and phase as the session did."""
-    return PoisonRecord(
-        later.reason, later.code, first.phase or later.phase, first.req_id, first.at, exit_status=later.exit_status
+    return msgspec.structs.replace(
+        first,
+        reason=later.reason,
+        code=later.code,
+        phase=first.phase or later.phase,
+        exit_status=later.exit_status,
+        rank=later.rank,
     )

@@ -29,14 +29,13 @@ def model_info(
     aliases: tuple[str, ...],
     state: ModelState,
     known: Resident | None,
-    device_id: str | None,
+    device_ids: tuple[str, ...],
     poison: PoisonRecord | None,
     reason: str | None,
     limits: LimitSettings,
 ) -> ModelInfo:
     """`known` is the resident model, or the last one while there is none (poisoned, recovering, unloading)."""
-    where = device_id or (known.device_id if known is not None else None)
-    device_ids = (where,) if where is not None else ()
+    device_ids = device_ids or (known.device_ids if known is not None else ())
     ok, why, detail = servable(state, known.device.info() if known is not None else None, limits)
     return ModelInfo(
         id=model_id,
@@ -56,7 +55,7 @@ def model_info(
         vram_used_mb=known.megabytes if known is not None else None,
         reason=reason,
         poison=poison,
-        tensor_parallel=1,
+        tensor_parallel=max(1, len(device_ids)),
         quant=(known.artifact.quant or known.artifact.stored_quant) if known is not None else None,
         format=str(known.artifact.format) if known is not None else "",
         architecture=known.architecture if known is not None else "",

@@ -18,7 +18,9 @@ async def preflight_here(settings: Settings, request: LoadRequest) -> dict[str, 
     """The report of a load with these settings, as builtins. Raises PreflightError."""
     report: dict[str, Any] = {}
     async with anyio.create_task_group() as tasks:
-        devices = DeviceSet(lambda device_id: DeviceActor(device_id, settings.limits, tasks), lambda _id, _record: None)
+        devices = DeviceSet(
+            lambda device_id: DeviceActor(device_id, settings.limits, tasks), lambda _ids, _record: None
+        )
         catalogue = Catalogue(settings.models)
         desk = LoadDesk(settings, catalogue, devices, Loader(settings), tasks, lambda _entry: None)
         report = msgspec.to_builtins(await desk.preflight(request))

@@ -32,7 +32,7 @@ class Recovery:
                 window_s=self._settings.restart_window_seconds,
             )
             return
-        log.warning("recovering model", model=entry.model_id, device=entry.device_id)
+        log.warning("recovering model", model=entry.model_id, device=entry.where)
         self._reload(entry, ModelState.RECOVERING)
 
     def _spend(self, source_id: str) -> bool:

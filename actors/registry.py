@@ -35,7 +35,6 @@ from neuron.actors.gates import Gates, TextWork
 from neuron.actors.loading import Loader
 from neuron.actors.loads import LoadDesk
 from neuron.actors.model import ModelActor
-from neuron.actors.ports import DevicePort
 from neuron.actors.recovery import Recovery
 from neuron.actors.request import InferenceRequest
 from neuron.actors.sampling.sampler import warm_up
@@ -119,14 +118,18 @@ class Registry:
         await shut_down(self._catalogue, self._desk, self._devices, self.settings.server.shutdown_seconds)
         self._text_work.close()
 
-    def _make_device(self, device_id: str) -> DevicePort:
+    def _make_device(self, device_id: str) -> DeviceActor:
         spare = self._spare if self._spare is not None and self._spare.device_id == device_id else None
         return DeviceActor(device_id, self.settings.limits, self._tasks, spare=spare)
 
-    def _on_device_death(self, device_id: str, record: PoisonRecord) -> None:
-        """Only models that lived on this device are poisoned; a load in progress has its own error."""
-        for entry in self._catalogue.on_device(device_id):
-            entry.mark_poisoned(record)
+    def _on_device_death(self, device_ids: tuple[str, ...], record: PoisonRecord) -> None:
+        """Only models that lived on just these devices are poisoned; a load in progress has its own error.
+
+        A group tells of its own end: what its ranks say one by one would hide the cause.
+        """
+        for entry in self._catalogue:
+            if entry.device_ids == device_ids:
+                entry.mark_poisoned(record)
 
     def _reload(self, entry: ModelActor, state: ModelState) -> None:
         self._desk.reload(entry, state)

@@ -67,8 +67,8 @@ class Residency:
 
     # -- room for a load -----------------------------------------------------------------------
 
-    def room(self, entry: ModelActor, device_id: str) -> "Room":
-        return Room(self, entry, device_id)
+    def room(self, entry: ModelActor, device_ids: tuple[str, ...], free: Callable[[str], int | None]) -> "Room":
+        return Room(self, entry, device_ids, free)
 
     def free_bytes(self, entry: ModelActor, device_id: str, known: int | None) -> int | None:
         """What the device has left for `entry`: its own figure, and what the budget leaves, whichever is less."""
@@ -111,16 +111,25 @@ class Residency:
 
 
 class Room:
-    """One load's view of its device's memory."""
+    """One load's view of its devices' memory. `free`: bytes as a device says, None where it has no such figure."""
 
-    def __init__(self, residency: Residency, entry: ModelActor, device_id: str) -> None:
+    def __init__(
+        self, residency: Residency, entry: ModelActor, device_ids: tuple[str, ...], free: Callable[[str], int | None]
+    ) -> None:
         self._residency = residency
         self._entry = entry
-        self._device_id = device_id
+        self._device_ids = device_ids
+        self._free = free
 
-    def within_reach(self, known: int | None) -> int | None:
-        """`known`: free bytes as the device says, None where it has no such figure."""
-        return self._residency.within_reach(self._entry, self._device_id, known)
+    def within_reach(self) -> int | None:
+        """Free bytes of the device that has least, once everything idle were gone; None where none has a figure."""
+        known = (
+            self._residency.within_reach(self._entry, device_id, self._free(device_id))
+            for device_id in self._device_ids
+        )
+        return min((free for free in known if free is not None), default=None)
 
-    async def take(self, needed: int, known: int | None) -> None:
-        await self._residency.take(self._entry, self._device_id, needed, known)
+    async def take(self, needed: int) -> None:
+        """`needed` bytes on each of the devices."""
+        for device_id in self._device_ids:
+            await self._residency.take(self._entry, device_id, needed, self._free(device_id))

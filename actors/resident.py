@@ -20,7 +20,8 @@ class Resident:
     """Made by loading, owned by the model actor, used by one session at a time."""
 
     model_id: str
-    device_id: str
+    #: Of all its ranks, in order.
+    device_ids: tuple[str, ...]
     device: DevicePort
     handle: ArchHandle
     slots: SlotSegment
@@ -48,12 +49,18 @@ class Resident:
         return min(self.loaded.vocab_size, self.text.tokenizer.vocab_size)
 
     @property
+    def where(self) -> str:
+        """Its devices in one word, for the log."""
+        return ",".join(self.device_ids)
+
+    @property
     def bytes(self) -> int:
-        """What the device process holds for it, the whole KV cache included."""
+        """What each of its device processes holds for it, the whole KV cache included."""
         loaded = self.loaded
         cache = loaded.kv_bytes_per_token * loaded.context_length
         return loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes
 
     @property
     def megabytes(self) -> int:
-        return self.bytes // MIB
+        """On all its devices together."""
+        return self.bytes * len(self.device_ids) // MIB

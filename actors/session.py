@@ -85,7 +85,7 @@ class Session:
         self._generated = 0
         #: The device reported a fault and lives on.
         self._suspect = False
-        self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.device_id)
+        self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.where)
         self._prefill = Prefill(resident, self._steps, self._log)
 
     # -- the whole life ------------------------------------------------------------------------

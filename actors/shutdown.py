@@ -53,4 +53,4 @@ async def _until_idle(catalogue: Catalogue, seconds: float, *, report: bool = Fa
     deadline = time.monotonic() + seconds
     for entry in catalogue:
         if not await entry.wait_idle(max(0.0, deadline - time.monotonic())) and report:
-            log.error("a request is stuck", model=entry.model_id, device=entry.device_id)
+            log.error("a request is stuck", model=entry.model_id, device=entry.where)

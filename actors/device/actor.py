@@ -15,6 +15,7 @@ import structlog
 
 from neuron.actors.daemon import DeviceInfo, PoisonRecord
 from neuron.actors.device import deaths, jobs
+from neuron.actors.device.deaths import Death
 from neuron.actors.device.devices import device_index, known_devices, parse_device
 from neuron.actors.device.host import host_memory, processor_name
 from neuron.actors.device.job_table import ErrorFactory, OnProgress, PendingReply, ReplyCounters
@@ -44,6 +45,7 @@ STOP_SECONDS = 20.0
 Spawn = Callable[[str, int], Awaitable[Child]]
 """(device id, fd of the child's end of the link) -> the started process."""
 OnDeath = Callable[[PoisonRecord], None]
+OnEnd = Callable[[Death], None]
 
 _log = get_logger("neuron.actors.device")
 
@@ -91,6 +93,7 @@ class DeviceActor:
         self._starting = False
         self._lock = asyncio.Lock()
         self._callbacks: list[OnDeath] = []
+        self._end_callbacks: list[OnEnd] = []
         self._crashes: list[float] = []
         self._out_of_memory: deque[float] = deque(maxlen=OOM_LIMIT)
         self._vram = _NO_FIGURES
@@ -123,7 +126,7 @@ class DeviceActor:
     async def _start(self) -> Ready:
         child, ours = await self._new_child()
         self.starts += 1
-        process = DeviceProcess(child, Link(ours, Reply), self._limits, self.counters, self._on_reply)
+        process = DeviceProcess(child, Link(ours, Reply), self._limits, self.counters, self._on_reply, self._on_end)
         self._process = process
         self._vram = _NO_FIGURES
         self._tasks.start_soon(self._live, process)
@@ -234,10 +237,21 @@ class DeviceActor:
             process.end(deaths.stopped())
         await process.ended.wait()
 
-    def kill(self, reason: str, error: ErrorFactory) -> None:
-        """End the process at once although it works (another rank of its group failed): callers get `error()`."""
+    def kill(self, reason: str, error: ErrorFactory, *, crash: bool = True) -> None:
+        """End the process at once although it works (another rank of its group failed): callers get `error()`.
+
+        Without `crash` it does not count toward the limit of restarts.
+        """
         if self._process is not None:
-            self._process.end(deaths.killed(reason, error, self._process.phase))
+            self._process.end(deaths.killed(reason, error, self._process.phase, crash=crash))
+
+    def _on_end(self, death: Death) -> None:
+        for callback in tuple(self._end_callbacks):
+            callback(death)
+
+    def on_end(self, callback: OnEnd) -> None:
+        """Call `callback` at every end of a process, expected or not, before any caller hears of it."""
+        self._end_callbacks.append(callback)
 
     def on_death(self, callback: OnDeath) -> Callable[[], None]:
         """Call `callback` with the record after each unexpected end of a process that had been ready.

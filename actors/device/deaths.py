@@ -11,6 +11,8 @@ from neuron.actors.device.replies import error_from_fault
 from neuron.runtime.errors import NeuronError, ProtocolError, ShuttingDown, WorkerDied, WorkerUnresponsive
 
 _CLASS = re.compile(r"^[A-Za-z_]\w*: ")
+#: Rules of the fault table for what a rank sees when a peer is gone.
+_ECHOES = ("gloo_", "nccl_", "peer_lost")
 _PLACE = re.compile(r"\S*/\S*|0x[0-9a-fA-F]+")
 
 
@@ -25,6 +27,10 @@ class Death:
     expected: bool = False
     #: Counts toward the limit of restarts (a device that is not there is no crash).
     crash: bool = True
+    #: It only tells that another rank of its group is gone.
+    echo: bool = False
+    #: It went without a word: a signal or an exit of its own.
+    exited: bool = False
 
     def record(self, exit_status: str | None, req_id: str | None = None) -> PoisonRecord:
         """The public record; `reason` holds no path and no address."""
@@ -48,6 +54,7 @@ def device_fault(fault: Fault) -> Death:
         fault.code,
         fault.phase,
         crash=fault.name not in ("device_unavailable", "unsupported_device"),
+        echo=fault.reason.startswith(_ECHOES),
     )
 
 
@@ -59,7 +66,7 @@ def exited(exit_status: str, signal: str | None, phase: str) -> Death:
         text = "The device process ended while this request ran."
         return WorkerDied(text) if signal is None else WorkerDied(text, signal=signal)
 
-    return Death(f"{reason}: {exit_status}", error, 0, phase)
+    return Death(f"{reason}: {exit_status}", error, 0, phase, exited=True)
 
 
 def unresponsive(limit_s: float, phase: str) -> Death:
@@ -75,9 +82,9 @@ def protocol(problem: NeuronError, phase: str) -> Death:
     return Death("protocol_error", lambda: ProtocolError(problem.message), 0, phase)
 
 
-def killed(reason: str, error: ErrorFactory, phase: str) -> Death:
+def killed(reason: str, error: ErrorFactory, phase: str, *, crash: bool = True) -> Death:
     """Ended on purpose although it worked, for instance because another rank of its group failed."""
-    return Death(reason, error, 0, phase)
+    return Death(reason, error, 0, phase, crash=crash)
 
 
 def stopped() -> Death:

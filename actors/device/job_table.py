@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,17 +24,13 @@ _TERMINAL: dict[type, type] = {
 }
 
 
-class PendingReply:
-    """One job's answer, which may be awaited later: submit first, then do other work, then `reply()`."""
+class Awaited:
+    """An answer that may be awaited later: submit first, then do other work, then `reply()`."""
 
-    __slots__ = ("_answer", "_arrived", "abandoned", "job", "limit_s", "on_progress", "started_at")
+    __slots__ = ("_answer", "_arrived", "abandoned", "job")
 
-    def __init__(self, job: Job, limit_s: float, on_progress: OnProgress | None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
-        #: Seconds the device process may take, from the moment it can begin (loads: between two Progress).
-        self.limit_s = limit_s
-        self.on_progress = on_progress
-        self.started_at = time.monotonic()
         #: Nobody waits any more; the answer is counted as late and dropped.
         self.abandoned = False
         self._answer: Reply | ErrorFactory | None = None
@@ -77,6 +73,44 @@ class PendingReply:
             self._arrived.set_result(None)
 
 
+class PendingReply(Awaited):
+    """One job of one process."""
+
+    __slots__ = ("begun_at", "limit_s", "on_answer", "on_progress", "peers", "started_at")
+
+    def __init__(self, job: Job, limit_s: float, on_progress: OnProgress | None) -> None:
+        super().__init__(job)
+        #: Seconds the device process may take, from the moment it can begin (loads: between two Progress).
+        self.limit_s = limit_s
+        self.on_progress = on_progress
+        self.started_at = time.monotonic()
+        #: When the process could begin; None while other jobs are before this one.
+        self.begun_at: float | None = None
+        #: The same job on the other ranks of a group, which wait for each other.
+        self.peers: Sequence[PendingReply] = ()
+        #: Called once with the answer, beside whoever awaits it.
+        self.on_answer: Callable[[Reply | ErrorFactory], None] | None = None
+
+    @property
+    def since(self) -> float | None:
+        """Monotonic seconds from which the limit counts; None while one of the ranks cannot begin."""
+        since = self.started_at
+        for peer in self.peers:
+            if peer.begun_at is None:
+                return None
+            since = max(since, peer.begun_at)
+        return since
+
+    def begin(self) -> None:
+        self.started_at = self.begun_at = time.monotonic()
+
+    def settle(self, answer: Reply | ErrorFactory) -> None:
+        first = self._answer is None
+        super().settle(answer)
+        if first and self.on_answer is not None:
+            self.on_answer(answer)
+
+
 @dataclass(slots=True)
 class ReplyCounters:
     """`late`: the caller had left. `stale`: a second answer to a job that was answered before."""
@@ -106,6 +140,8 @@ class JobTable:
         return self._last_id
 
     def add(self, pending: PendingReply) -> None:
+        if not self._pending:
+            pending.begin()
         self._pending[pending.job.job] = pending
 
     def deliver(self, reply: Reply) -> PendingReply | None:
@@ -130,7 +166,7 @@ class JobTable:
         pending.settle(reply)
         following = self.head
         if following is not None:
-            following.started_at = time.monotonic()
+            following.begin()
         return pending
 
     def _progress(self, pending: PendingReply, reply: Progress) -> None:

@@ -8,7 +8,9 @@ from typing import NewType
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+PEER_FAILED = "peer_failed"
+"""`reason` of a Fault that only says that another rank of the group could not begin the job."""
 
 ArchHandle = NewType("ArchHandle", int)
 """Names a model inside one device process; chosen by the daemon, never reused."""
@@ -75,14 +77,13 @@ class LoadGguf(Message, frozen=True):
 
 
 class LoadShard(Message, frozen=True):
-    """Load one rank's part of a safetensors model. Answered like LoadDense."""
+    """Load the part of a safetensors model that falls to this rank of `group`. Answered like LoadDense."""
 
     handle: TpHandle
+    group: int
     config: str
     files: tuple[str, ...]
     max_context: int
-    rank: int
-    world_size: int
     quant: str | None = None
 
 
@@ -93,6 +94,8 @@ class LoadScripted(Message, frozen=True):
     path: str
     #: (digest of the script, turn, count) of faults that fired in earlier loads; filled by the device actor.
     fired: tuple[tuple[str, int, int], ...] = ()
+    #: 0: alone; otherwise each rank of this group runs the script, and rank 0's row counts.
+    group: int = 0
 
 
 class Drop(Message, frozen=True):
@@ -207,16 +210,25 @@ class ForwardLogitsWithImages(Message, frozen=True):
 
 
 class GroupInit(Message, frozen=True):
-    """Join the tensor-parallel group whose FileStore is `store`; Done when all ranks are in."""
+    """Join the tensor-parallel group that meets in the directory `store`; Done when all ranks are in.
 
+    `group` is a number above 0 that the daemon chose for these processes. With `collectives` tensors can be summed
+    over it, without (scripts) the ranks only agree on jobs; a group may be given them later. Fault `tp_init_failed`
+    past `timeout_s`.
+    """
+
+    group: int
     rank: int
     world_size: int
     store: str
     timeout_s: float
+    collectives: bool
 
 
 class GroupSanity(Message, frozen=True):
-    """All-reduce of 1 over the group; Done when the sum is the world size."""
+    """An agreement, and an all-reduce of 1 where there are collectives; Done carries the world size."""
+
+    group: int
 
 
 class Shutdown(Message, frozen=True):

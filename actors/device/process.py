@@ -20,7 +20,7 @@ from neuron.runtime.link import Link, LinkClosed
 from neuron.runtime.logs import get_logger
 
 START_SECONDS = 120.0
-"""From the start of the process to Ready: importing the device library and making its context."""
+"""From the start of the process to Ready, and for joining a group: importing the device library, making its context."""
 ENCODE_STEPS = 4
 """Deadline of one image, in those of a step."""
 DROP_SECONDS = 30.0
@@ -58,7 +58,9 @@ class DeviceProcess:
         limits: LimitSettings,
         counters: ReplyCounters,
         on_reply: Callable[[Reply, PendingReply | None], None],
+        on_end: Callable[[Death], None] = lambda _death: None,
     ) -> None:
+        """`on_end` hears of the end before any caller does, and before the process is reaped."""
         self.child = child
         self.ready: Ready | None = None
         self.death: Death | None = None
@@ -71,6 +73,7 @@ class DeviceProcess:
         self._limits = limits
         self._table = JobTable(counters)
         self._on_reply = on_reply
+        self._on_end = on_end
         #: Models whose first forward is over: libraries and compilers are warm.
         self._warm: set[ArchHandle] = set()
         self._retiring = False
@@ -107,14 +110,14 @@ class DeviceProcess:
     def _limit(self, job: Job) -> float:
         if isinstance(job, LOADS):
             return self._limits.load_stall_seconds
-        if isinstance(job, jobs.Hello):
+        if isinstance(job, (jobs.Hello, jobs.GroupInit)):
             return START_SECONDS
         if isinstance(job, FORWARDS) and job.handle not in self._warm:
             return max(self._limits.load_stall_seconds, self._limits.step_seconds)
         if isinstance(job, jobs.EncodeImage):
             # A megapixel through a large tower on a CPU takes its time.
             return ENCODE_STEPS * self._limits.step_seconds
-        if isinstance(job, (jobs.Drop, jobs.GroupInit, jobs.Probe)):
+        if isinstance(job, (jobs.Drop, jobs.Probe)):
             return max(DROP_SECONDS, self._limits.step_seconds)
         return self._limits.step_seconds
 
@@ -138,6 +141,7 @@ class DeviceProcess:
         if self.death is not None:
             return
         self.death = death = deaths.stopped() if self._retiring else death
+        self._on_end(death)
         self._table.fail_all(death.error)
         self.child.kill()
         self._link.close()
@@ -223,7 +227,8 @@ class DeviceProcess:
     def _check(self, now: float) -> None:
         head = self._table.head
         silent = now - self.last_seen
-        if head is not None and now - head.started_at > head.limit_s:
+        since = head.since if head is not None else None
+        if head is not None and since is not None and now - since > head.limit_s:
             self.end(deaths.unresponsive(head.limit_s, self.phase))
         elif (head is None or isinstance(head.job, jobs.QueryVram)) and silent > STOPPED_BEATS * BEAT_SECONDS:
             if silent > SILENT_BEATS * BEAT_SECONDS or is_stopped(self.child.pid):

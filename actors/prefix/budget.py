@@ -11,8 +11,10 @@ MIB = 1 << 20
 _SHARE = 0.25
 
 
-def prefix_cache(settings: Settings, loaded: Loaded, turn_ends: frozenset[int]) -> PrefixCache | None:
-    """None when the configuration switches it off."""
+def prefix_cache(
+    settings: Settings, loaded: Loaded, turn_ends: frozenset[int], *, ranks: int = 1
+) -> PrefixCache | None:
+    """None when the configuration switches it off. Each of `ranks` processes keeps its own part of everything."""
     wanted = settings.prefix_cache
     if not wanted.enabled or wanted.budget_mb <= 0:
         return None
@@ -21,6 +23,6 @@ def prefix_cache(settings: Settings, loaded: Loaded, turn_ends: frozenset[int]) 
         budget=min(wanted.budget_mb * MIB, int(psutil.virtual_memory().available * _SHARE)),
         chunk=settings.limits.prefill_chunk_tokens,
         turn_ends=turn_ends,
-        kv_bytes=loaded.kv_bytes_per_token,
-        state_bytes=loaded.state_bytes,
+        kv_bytes=loaded.kv_bytes_per_token * ranks,
+        state_bytes=loaded.state_bytes * ranks,
     )

@@ -67,7 +67,7 @@ def preflight(
     DoesNotFit (with the largest context that would).
     """
     if artifact.format is Format.SCRIPTED:
-        return _scripted(artifact)
+        return _scripted(artifact, tensor_parallel or 1)
     if artifact.format is Format.GGUF and (tensor_parallel or 1) > 1:
         raise TpRequiresSafetensors(
             "Tensor parallelism needs safetensors.", model_id=artifact.model_id, tp_size=tensor_parallel
@@ -212,7 +212,8 @@ def _does_not_fit(budget: Budget, context: int, largest: int, model_id: str) -> 
     )
 
 
-def _scripted(artifact: ModelArtifact) -> PreflightReport:
+def _scripted(artifact: ModelArtifact, ranks: int) -> PreflightReport:
+    """Every rank of a group runs the script."""
     path = artifact.weight_files[0]
     try:
         script = read_script(path)
@@ -231,4 +232,5 @@ def _scripted(artifact: ModelArtifact) -> PreflightReport:
         largest_context=script.context_length,
         vocab_size=vocabulary.row_size,
         files=(path.name,),
+        tensor_parallel=ranks,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio.from_thread
 import anyio.to_thread
 
-from neuron.actors.errors import EmptyRepo, RepoFetchFailed, SourceUnreadable, TpRequiresSafetensors, UnknownSource
+from neuron.actors.errors import EmptyRepo, RepoFetchFailed, SourceUnreadable, UnknownSource
 from neuron.actors.settings import Settings, SourceKind, SourceSettings
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.configured import (
@@ -28,6 +28,7 @@ from neuron.actors.sources.preflight import PreflightReport, preflight, report_o
 from neuron.actors.sources.repository import Repository
 
 OnProgress = Callable[[str, float], None]
+Check = Callable[[Plan], object]
 
 
 class _CallerGone(Exception):
@@ -42,8 +43,10 @@ async def resolve(
     tensor_parallel: int | None = None,
     chat_template_file: Path | None = None,
     on_progress: OnProgress | None = None,
+    check: Check | None = None,
 ) -> ModelArtifact:
-    """Find, check and fetch a model. `on_progress` (stage "fetch", fraction) runs on the event loop.
+    """Find, check and fetch a model. `on_progress` (stage "fetch", fraction) runs on the event loop; `check` in the
+    working thread, with the plan, and may refuse it before weights are fetched.
 
     Raises PreflightError subclasses. When the caller is cancelled, a running download stops at its next chunk and
     resumes with the next call.
@@ -64,6 +67,7 @@ async def resolve(
         tensor_parallel=tensor_parallel,
         chat_template_file=chat_template_file,
         progress=report,
+        check=check,
     )
     try:
         return await anyio.to_thread.run_sync(act, abandon_on_cancel=True)
@@ -85,7 +89,7 @@ async def preflight_remote(
 
     def act() -> PreflightReport:
         if _source(model_id, settings).kind is SourceKind.SCRIPTED:
-            return preflight(_scripted(model_id, settings, tensor_parallel))
+            return preflight(_scripted(model_id, settings), tensor_parallel=tensor_parallel)
         repository = open_repository(model_id, settings)
         plan = make_plan(repository, quant=quant, tensor_parallel=tensor_parallel)
         return report_of_plan(
@@ -107,14 +111,17 @@ def resolve_now(
     tensor_parallel: int | None,
     chat_template_file: Path | None,
     progress: OnProgress,
+    check: Check | None = None,
 ) -> ModelArtifact:
     """resolve, blocking. `progress` is called in this thread."""
     if chat_template_file is not None and not chat_template_file.is_file():
         raise SourceUnreadable("chat_template_file is not a readable file.", model_id=model_id.bare)
     if _source(model_id, settings).kind is SourceKind.SCRIPTED:
-        return _scripted(model_id, settings, tensor_parallel)
+        return _scripted(model_id, settings)
     repository = open_repository(model_id, settings)
     plan = make_plan(repository, quant=quant, tensor_parallel=tensor_parallel)
+    if check is not None:
+        check(plan)
     return _fetch(plan, repository, chat_template_file, progress)
 
 
@@ -157,14 +164,10 @@ def _fetch(plan: Plan, repository: Repository, chat_template_file: Path | None, 
     )
 
 
-def _scripted(model_id: ModelId, settings: Settings, tensor_parallel: int | None) -> ModelArtifact:
+def _scripted(model_id: ModelId, settings: Settings) -> ModelArtifact:
     root = _source(model_id, settings).path
     if root is None:
         raise UnknownSource("The source has no path.", model_id=model_id.bare)
-    if (tensor_parallel or 1) > 1:
-        raise TpRequiresSafetensors(
-            "A script cannot be shared out.", model_id=model_id.bare, tp_size=tensor_parallel, gguf_quants=[]
-        )
     real_root = os.path.realpath(root.expanduser())
     path = Path(os.path.realpath(Path(real_root) / model_id.org / f"{model_id.name}.json"))
     if not path.is_relative_to(real_root) or not path.is_file():

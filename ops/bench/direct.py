@@ -122,7 +122,7 @@ def direct_resident(
     limits = LimitSettings(prefill_chunk_tokens=chunk)
     resident: Resident = Resident(
         model_id="test/direct",
-        device_id="cpu",
+        device_ids=("cpu",),
         device=device,  # type: ignore[arg-type]
         handle=ArchHandle(1),
         slots=device.slots,

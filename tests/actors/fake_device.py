@@ -131,7 +131,7 @@ def fake_resident(device: FakeDevice, directory: Path, context: int = 10_000) ->
     )
     return Resident(
         model_id="test/fake",
-        device_id="cpu",
+        device_ids=("cpu",),
         device=device,
         handle=ArchHandle(1),
         slots=device.slots,

@@ -137,7 +137,7 @@ class Desk:
 
     def add(self, name: str, megabytes: int, last_used: float, state: ModelState = ModelState.READY) -> ModelActor:
         entry = ModelActor(name, f"s:{name}", (), LimitSettings(), self._tasks)  # type: ignore[arg-type]
-        entry.device_id, entry.state = "cpu", state
+        entry.device_ids, entry.state = ("cpu",), state
         if megabytes:
             resident = fake_resident(FakeDevice([97]), self._directory)
             resident.loaded = msgspec.structs.replace(resident.loaded, weights_bytes=megabytes * MIB)

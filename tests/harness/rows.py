@@ -206,12 +206,14 @@ def _own() -> dict[str, str]:
 class Rows:
     """One daemon for a module's rows."""
 
-    def __init__(self, daemon: DaemonProcess, control: Path) -> None:
+    def __init__(self, daemon: DaemonProcess, control: Path, ranks: Sequence[str] = ("cpu",)) -> None:
         self.daemon = daemon
+        #: The target's devices.
+        self.ranks = list(ranks)
         self._control = control
 
     def arm(self, *entries: dict[str, Any]) -> None:
-        """Failpoints of the target's device process from its next point on; none without entries."""
+        """Failpoints of the target's (first) device process from its next point on; none without entries."""
         partial = self._control.with_suffix(".new")
         partial.write_text(json.dumps([{"device": "cpu", **entry} for entry in entries]))
         partial.replace(self._control)
@@ -257,10 +259,15 @@ class Rows:
             for thread in threads:
                 thread.join()
 
+    def load(self) -> httpx.Response:
+        with self.daemon.client(timeout=60.0) as client:
+            fields = {"devices": self.ranks, "tensor_parallel": len(self.ranks)}
+            return client.post("/models/load", json={"model_id": self.daemon.model_id(TARGET), **fields})
+
     def resident(self) -> None:
         """The target loaded and answering, whatever the row before left."""
         self.arm()
-        response = self.daemon.load(TARGET, devices=["cpu"])
+        response = self.load()
         assert response.status_code == 200, response.text
         assert content(self.ask()) == "abc"
 
@@ -325,9 +332,18 @@ def check_terminal_lines(daemon: DaemonProcess) -> None:
 
 @contextlib.contextmanager
 def rows(
-    directory: Path, turns: Sequence[dict[str, Any]], *, limits: str = "", config: str = "", **script: Any
+    directory: Path,
+    turns: Sequence[dict[str, Any]],
+    *,
+    limits: str = "",
+    config: str = "",
+    ranks: Sequence[str] = ("cpu",),
+    **script: Any,
 ) -> Iterator[Rows]:
-    """A daemon whose target script has `turns` and then "abc" for everything else; the neighbour says "xyz"."""
+    """A daemon whose target script has `turns` and then "abc" for everything else; the neighbour says "xyz".
+
+    The target lives on `ranks`, the neighbour on `cpu:1`.
+    """
     control = directory / "failpoints.json"
     control.write_text("[]")
     scripts = {
@@ -337,10 +353,11 @@ def rows(
     text = (
         f"{config}\n[limits]\nper_principal = 100\n{limits}\n"
         f'[[models]]\nid = "scripted:test/{NEIGHBOUR}"\ndevices = ["cpu:1"]\n'
-        f'[[models]]\nid = "scripted:test/{TARGET}"\ndevices = ["cpu"]\n'
+        f'[[models]]\nid = "scripted:test/{TARGET}"\ndevices = {json.dumps(list(ranks))}\n'
+        f"tensor_parallel = {len(ranks)}\n"
     )
     with DaemonProcess(scripts, text, models=[], environment={"NEURON_FAILPOINTS": str(control)}) as daemon:
-        held = Rows(daemon, control)
+        held = Rows(daemon, control, ranks)
         held.fill_helpers()
         yield held
 

@@ -32,6 +32,9 @@ NAMES = frozenset(
         "worker.prefix.drop",
         "worker.drop",
         "worker.reply",
+        "tp.init",
+        "tp.agree",
+        "tp.collective",
     }
 )
 
@@ -39,7 +42,8 @@ NAMES = frozenset(
 class Action(StrEnum):
     """`raise` uses class, code and text; the reply actions act on the frame that answers the job.
 
-    `nan` and `skew` act on the logits row: no usable value, and wrong values that look like usable ones.
+    `nan` and `skew` act on the logits row: no usable value, and wrong values that look like usable ones. `skip` leaves
+    one collective out, `diverge` has the rank agree to another job than its peers.
     """
 
     RAISE = "raise"
@@ -52,7 +56,10 @@ class Action(StrEnum):
     DUPLICATE_REPLY = "duplicate_reply"
     CORRUPT_STAMP = "corrupt_stamp"
     WRONG_JOB = "wrong_job"
+    WRONG_VALUE = "wrong_value"
     GARBAGE = "garbage"
+    SKIP = "skip"
+    DIVERGE = "diverge"
 
 
 class Armed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +81,7 @@ class Armed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Hit = Callable[[str], Action | None]
-"""Passes a point. Raises, sleeps or ends the process as armed; NAN, SKEW and the reply actions are returned to do."""
+"""Passes a point. Raises, sleeps or ends the process as armed; every other action is returned, for the caller to do."""
 
 
 def inert(point: str) -> Action | None:

@@ -4,18 +4,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from neuron.actors.device import jobs
 from neuron.actors.device.jobs import Loaded, Progress, Reply
+from neuron.actors.device.worker.failpoints import Hit
+from neuron.actors.device.worker.groups import Membership, WatchedCollectives
 from neuron.kernels.engine import DeviceModel, LoadSpec
 
-LoadJob = jobs.LoadDense | jobs.LoadGguf | jobs.LoadScripted
+LoadJob = jobs.LoadDense | jobs.LoadGguf | jobs.LoadShard | jobs.LoadScripted
 Send = Callable[[Reply], None]
 
 PROGRESS_SECONDS = 0.1
 """Progress is sent at most this often, apart from a new stage and the end of one."""
 
 
-def build_model(job: LoadJob, device: str, send: Send, step: Callable[[], None]) -> DeviceModel:
+def group_of(job: LoadJob) -> int:
+    """The number of the group that a load belongs to; 0: none."""
+    return job.group if isinstance(job, jobs.LoadShard | jobs.LoadScripted) else 0
+
+
+def collectives_for(membership: Membership, job: LoadJob, hit: Hit) -> WatchedCollectives | None:
+    """What a shard's model computes with; scripts need nothing."""
+    return None if isinstance(job, jobs.LoadScripted) else WatchedCollectives(membership, hit)
+
+
+def build_model(
+    job: LoadJob, device: str, send: Send, step: Callable[[], None], collectives: WatchedCollectives | None = None
+) -> DeviceModel:
     """Load what `job` names. `step` is called with each report of progress.
 
     Libraries are imported here: a process that only ever loads scripts needs no torch.
@@ -31,11 +47,17 @@ def build_model(job: LoadJob, device: str, send: Send, step: Callable[[], None])
         return load_scripted(Path(job.path), job.fired, progress, fired)
 
     from neuron.kernels.load import load_model
+    from neuron.kernels.threads import default_threads
 
-    return load_model(_spec(job), device, progress)
+    if collectives is None:
+        return load_model(_spec(job), device, progress)
+    # The ranks of a CPU group share the cores.
+    threads = max(1, default_threads() // collectives.world_size)
+    spec = msgspec.structs.replace(_spec(job), rank=collectives.rank, world_size=collectives.world_size)
+    return load_model(spec, device, progress, threads=threads, group=collectives)
 
 
-def _spec(job: jobs.LoadDense | jobs.LoadGguf) -> LoadSpec:
+def _spec(job: jobs.LoadDense | jobs.LoadGguf | jobs.LoadShard) -> LoadSpec:
     files = tuple(Path(file) for file in job.files)
     if isinstance(job, jobs.LoadGguf):
         return LoadSpec("gguf", files, job.max_context)

@@ -13,13 +13,15 @@ from neuron.actors.device.jobs import PROTOCOL_VERSION, Done, Fault, Job, Logits
 from neuron.actors.device.phases import FORWARDS, phase_of
 from neuron.actors.device.worker.classify import NanLogitsError, RequestFault
 from neuron.actors.device.worker.failpoints import Action, Hit, failpoints, inert
+from neuron.actors.device.worker.groups import Accord, Memberships, accord
 from neuron.actors.device.worker.heartbeat import Heartbeat
-from neuron.actors.device.worker.images import encode_image, forward
-from neuron.actors.device.worker.loads import LoadJob, build_model, loaded
+from neuron.actors.device.worker.images import Row, encode_image, forward
+from neuron.actors.device.worker.loads import LoadJob, build_model, collectives_for, group_of, loaded
 from neuron.actors.device.worker.platform import Platform, bind
 from neuron.actors.device.worker.prefixes import POINTS, PrefixJob, do_prefix_job
 from neuron.actors.device.worker.slab import Resident, Slab
 from neuron.actors.device.worker.verdicts import conclude, examine
+from neuron.kernels.engine import DeviceModel
 from neuron.runtime.errors import ProtocolError
 from neuron.runtime.link import BlockingLink, LinkClosed
 from neuron.runtime.logs import get_logger
@@ -53,6 +55,7 @@ class WorkerLoop:
         self._hit: Hit = inert
         self._platform: Platform
         self._slab: Slab
+        self._groups = Memberships()
         self._heart = Heartbeat(link)
 
     # -- life ------------------------------------------------------------------------------------
@@ -78,6 +81,7 @@ class WorkerLoop:
             return EXIT_ORPHAN
         finally:
             self._heart.stop()
+            self._groups.close()
 
     def _greet(self) -> bool:
         hello = self._link.receive(None)
@@ -181,19 +185,26 @@ class WorkerLoop:
 
     def _load(self, job: LoadJob) -> Reply:
         self._slab.check_free(job.handle)
-        self._hit("worker.load.begin")
-        model = build_model(job, self._platform.id, self._link.send, self._load_step)
+        membership = self._groups.get(group_of(job))
+        model: DeviceModel | None = None
         try:
-            self._hit("worker.load.end")
-            self._slab.put(job.handle, model)
+            with accord(membership, job, self._hit) as agreed:
+                self._hit("worker.load.begin")
+                watched = None if membership is None else collectives_for(membership, job, self._hit)
+                model = build_model(job, self._platform.id, self._link.send, lambda: self._load_step(agreed), watched)
+                self._hit("worker.load.end")
+            self._slab.put(job.handle, model, membership)
         except BaseException:
-            model.close()
+            if model is not None:
+                model.close()
             raise
         return loaded(job.job, model)
 
-    def _load_step(self) -> None:
+    def _load_step(self, agreed: Accord | None) -> None:
         self._heart.steps += 1
         self._hit("worker.load.progress")
+        if agreed is not None:
+            agreed.check()
 
     def _drop(self, job: jobs.Drop) -> Reply:
         self._hit("worker.drop")
@@ -210,32 +221,42 @@ class WorkerLoop:
         return Done(job.job, do_prefix_job(self._slab.get(job.handle).model, job))
 
     def _encode_image(self, job: jobs.EncodeImage) -> Reply:
-        self._hit("worker.vision.encode")
-        return Done(job.job, encode_image(self._slab.get(job.handle).model, job))
+        resident = self._slab.get(job.handle)
+        with accord(resident.membership, job, self._hit):
+            self._hit("worker.vision.encode")
+            places = encode_image(resident.model, job)
+        return Done(job.job, places)
 
     def _forward(self, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages) -> Reply:
         resident = self._slab.get(job.handle)
-        tokens = np.frombuffer(job.tokens, dtype="<i4").astype(np.int32, copy=False)
-        if len(tokens) == 0:
-            raise ValueError("there are no tokens to run")
-        action = self._hit("worker.decode.step" if phase_of(job) == "decode" else "worker.prefill.chunk")
         started = time.perf_counter_ns()
-        if job.slot is None:
-            forward(resident.model, job, tokens, None)
+        with accord(resident.membership, job, self._hit):
+            tokens = np.frombuffer(job.tokens, dtype="<i4").astype(np.int32, copy=False)
+            if len(tokens) == 0:
+                raise ValueError("there are no tokens to run")
+            action = self._hit("worker.decode.step" if phase_of(job) == "decode" else "worker.prefill.chunk")
+            row = None if job.slot is None else resident.row(job.slot)
+            forward(resident.model, job, tokens, row)
+        if row is None or job.slot is None:
             return Done(job.job)
-        row = _row(resident, job.slot)
-        forward(resident.model, job, tokens, row)
-        if action is Action.NAN:
-            row.fill(np.nan)
-        elif action is Action.SKEW:
-            np.negative(row, out=row)
-        # The maximum is NaN when any value is, and infinite when no value can be chosen.
-        if not math.isfinite(row.max()):
-            raise NanLogitsError("no finite maximum in the logits")
-        assert resident.slots is not None
-        resident.slots.set_stamp(job.slot, job.stamp)
+        if resident.leads:
+            _finish_row(resident, job, row, action)
         elapsed_us = (time.perf_counter_ns() - started) // 1000
         return Logits(job.job, job.slot, job.stamp, job.position + len(tokens), elapsed_us)
+
+    def _group_init(self, job: jobs.GroupInit) -> Reply:
+        self._hit("tp.init")
+        self._groups.join(job, self._platform.id, self._slab.groups())
+        return Done(job.job)
+
+    def _group_sanity(self, job: jobs.GroupSanity) -> Reply:
+        membership = self._groups.get(job.group)
+        if membership is None:
+            raise RequestFault("internal_error", "no group was named")
+        with accord(membership, job, self._hit):
+            pass
+        collectives = membership.collectives
+        return Done(job.job, membership.world_size if collectives is None else collectives.sanity())
 
     def _shutdown(self, job: jobs.Shutdown) -> Reply:
         self._slab.clear()
@@ -253,6 +274,10 @@ class WorkerLoop:
                 self._link.send(reply)
             case Action.CORRUPT_STAMP if isinstance(reply, Logits):
                 self._link.send(msgspec.structs.replace(reply, stamp=reply.stamp + 1))
+            case Action.WRONG_VALUE if isinstance(reply, Done):
+                self._link.send(msgspec.structs.replace(reply, value=reply.value + 1))
+            case Action.WRONG_VALUE if isinstance(reply, Logits):
+                self._link.send(msgspec.structs.replace(reply, position=reply.position + 1))
             case Action.WRONG_JOB:
                 self._link.send(msgspec.structs.replace(reply, job=reply.job + 1000))
             case Action.GARBAGE:
@@ -261,13 +286,14 @@ class WorkerLoop:
                 self._link.send(reply)
 
 
-#: Jobs that are not here (tensor-parallel groups) are answered with a Fault named "unsupported".
+#: A job that is not here is answered with a Fault named "unsupported".
 _HANDLERS: dict[type, Callable[[WorkerLoop, Any], Reply]] = {
     jobs.QueryVram: WorkerLoop._query_vram,
     jobs.Probe: WorkerLoop._probe,
     jobs.AttachSlots: WorkerLoop._attach,
     jobs.LoadDense: WorkerLoop._load,
     jobs.LoadGguf: WorkerLoop._load,
+    jobs.LoadShard: WorkerLoop._load,
     jobs.LoadScripted: WorkerLoop._load,
     jobs.Drop: WorkerLoop._drop,
     jobs.ClearKv: WorkerLoop._clear_kv,
@@ -275,6 +301,8 @@ _HANDLERS: dict[type, Callable[[WorkerLoop, Any], Reply]] = {
     jobs.EncodeImage: WorkerLoop._encode_image,
     jobs.ForwardLogits: WorkerLoop._forward,
     jobs.ForwardLogitsWithImages: WorkerLoop._forward,
+    jobs.GroupInit: WorkerLoop._group_init,
+    jobs.GroupSanity: WorkerLoop._group_sanity,
     jobs.Shutdown: WorkerLoop._shutdown,
 }
 
@@ -289,8 +317,17 @@ class Garbage(msgspec.Struct, frozen=True):
     text: str
 
 
-def _row(resident: Resident, slot: int) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-    slots = resident.slots
-    if slots is None or not 0 <= slot < slots.rows:
-        raise RequestFault("internal_error", f"slot {slot} is not attached")
-    return slots.row(slot)
+def _finish_row(
+    resident: Resident, job: jobs.ForwardLogits | jobs.ForwardLogitsWithImages, row: Row, action: Action | None
+) -> None:
+    """Look at the row that was written, then stamp it. Raises NanLogitsError."""
+    if action is Action.NAN:
+        row.fill(np.nan)
+    elif action is Action.SKEW:
+        np.negative(row, out=row)
+    # The maximum is NaN when any value is, and infinite when no value can be chosen.
+    if not math.isfinite(row.max()):
+        raise NanLogitsError("no finite maximum in the logits")
+    assert resident.slots is not None
+    assert job.slot is not None
+    resident.slots.set_stamp(job.slot, job.stamp)

@@ -2,16 +2,42 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from neuron.actors.device.worker.classify import RequestFault
+from neuron.actors.device.worker.groups import Membership
 from neuron.actors.device.worker.platform import Platform
 from neuron.kernels.engine import DeviceModel
 from neuron.runtime.shm import SlotSegment
 
+Row = npt.NDArray[np.float32]
+
 
 @dataclass(slots=True)
 class Resident:
+    """`membership`: the place in its group of a model that shares its work with other ranks."""
+
     model: DeviceModel
+    membership: Membership | None = None
     slots: SlotSegment | None = None
+    #: Where a rank that is not the first has its logits written: nobody reads them.
+    _scratch: Row | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process's logits are the model's."""
+        return self.membership is None or self.membership.rank == 0
+
+    def row(self, slot: int) -> Row:
+        """Where the logits of a step go. Raises RequestFault for a slot that is not attached."""
+        if not self.leads:
+            if self._scratch is None:
+                self._scratch = np.zeros(self.model.vocab_size, dtype=np.float32)
+            return self._scratch
+        if self.slots is None or not 0 <= slot < self.slots.rows:
+            raise RequestFault("internal_error", f"slot {slot} is not attached")
+        return self.slots.row(slot)
 
 
 class Slab:
@@ -35,9 +61,13 @@ class Slab:
         if handle in self._residents:
             raise RequestFault("internal_error", f"handle {handle} is in use")
 
-    def put(self, handle: int, model: DeviceModel) -> None:
+    def put(self, handle: int, model: DeviceModel, membership: Membership | None = None) -> None:
         self.check_free(handle)
-        self._residents[handle] = Resident(model)
+        self._residents[handle] = Resident(model, membership)
+
+    def groups(self) -> set[int]:
+        """Numbers of the groups that models here belong to."""
+        return {held.membership.group for held in self._residents.values() if held.membership is not None}
 
     def attach(self, handle: int, name: str, rows: int, row_bytes: int) -> None:
         """Map the logits segment of a model. Raises RequestFault for a row of another length, ProtocolError."""

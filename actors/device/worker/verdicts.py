@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neuron.actors.device.jobs import Fault
+from neuron.actors.device.jobs import PEER_FAILED, Fault
 from neuron.actors.device.worker.classify import Classified, NanLogitsError, RequestFault, classify, describe
+from neuron.actors.device.worker.concord import DivergenceError, JoinError, PeerFailedError
 from neuron.actors.device.worker.fault_table import Verdict
 from neuron.actors.scripted import ScriptError
 from neuron.kernels.errors import LoadError
@@ -31,11 +32,17 @@ class Failure:
 def examine(error: BaseException) -> Failure:
     """Everything that is needed of `error`; call it in the except block, then leave the block."""
     classified, message = classify(error), describe(error)
+    if isinstance(error, JoinError):  # Whatever the library said of it: this process is well.
+        return Failure(Classified(Verdict.HOST, "tp_init"), "tp_init_failed", message)
     if classified.rule not in ("unclassified", "host_error"):
         return Failure(classified, "", message)
     host = Classified(Verdict.HOST, "host_error")
     if isinstance(error, RequestFault):
         return Failure(host, error.name, message)
+    if isinstance(error, PeerFailedError):
+        return Failure(Classified(Verdict.HOST, PEER_FAILED), "", message)
+    if isinstance(error, DivergenceError):
+        return Failure(Classified(Verdict.GROUP, "tp_divergence"), "tp_divergence", message)
     if isinstance(error, NanLogitsError):
         return Failure(Classified(Verdict.HOST, "nan_logits"), "nan_logits", message, kind="nan")
     if isinstance(error, NeuronError):
@@ -70,8 +77,9 @@ def conclude(job: int, failure: Failure, phase: str, probe: Callable[[], None]) 
             )
         message = f"{failure.message}; probe: {problem}"
         return Fault(job, "device", failure.classified.code, "device_fault", message, True, phase, "", "probe_failed")
+    name = failure.name or "device_fault"
     return Fault(
-        job, "device", failure.classified.code, "device_fault", failure.message, True, phase, "", rule
+        job, "device", failure.classified.code, name, failure.message, True, phase, "", rule
     )  # FATAL, GROUP, and LOAD errors of a device that worked before.
 
 

@@ -124,7 +124,7 @@ async def test_load_errors_are_typed_and_poison_nothing(tmp_path: Path, plain: P
             await held.model(bad)
         assert str(tmp_path) not in caught.value.message
         with pytest.raises(InternalError):
-            await held.actor.call(jobs.GroupSanity)
+            await held.actor.call(lambda job: jobs.GroupSanity(job, 7))
         model = await held.model(plain)
         assert await model.generate(b"hi", 1) == [97]
         assert held.deaths == []

@@ -88,16 +88,16 @@ def test_a_fresh_device_that_fails_its_probe_is_unhealthy() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda job: jobs.LoadShard(job, TpHandle(1), "c", (), 10, 0, 2),
-        lambda job: jobs.GroupInit(job, 0, 2, "store", 5.0),
-        jobs.GroupSanity,
+        lambda job: jobs.LoadShard(job, TpHandle(1), 7, "c", (), 10),
+        lambda job: jobs.LoadScripted(job, ArchHandle(1), "x", (), 7),
+        lambda job: jobs.GroupSanity(job, 7),
     ],
 )
-def test_rooms_that_are_not_built_say_so(build: Callable[[int], Job]) -> None:
+def test_a_group_that_the_process_is_not_in(build: Callable[[int], Job]) -> None:
     with InProcessWorker() as worker:
         found = worker.ask(build)
         assert isinstance(found, Fault)
-        assert (found.kind, found.name, found.device_fault) == ("host", "unsupported", False)
+        assert (found.kind, found.name, found.device_fault) == ("host", "internal_error", False)
         assert isinstance(worker.ask(jobs.QueryVram), jobs.Vram)
 
 

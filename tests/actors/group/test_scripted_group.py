@@ -1,0 +1,318 @@
+"""A model on several device processes, scripted: answers, deaths in every phase, faults of one rank, cures."""
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from neuron.actors.daemon import LoadOutcome, ModelState, PoisonRecord
+from neuron.actors.errors import AlreadyLoaded, ModelPoisoned, TpInitFailed
+from neuron.actors.events import TextDelta
+from neuron.actors.group.meeting import PREFIX
+from neuron.actors.settings import RecoveryMode, RecoverySettings
+from neuron.runtime.errors import NeuronError, WorkerDied
+from tests.actors.host import EOS, FAST, Host, daemon, drain, read_until, turn
+from tests.harness.invariants import gone
+from tests.harness.scripts import fault
+
+pytestmark = pytest.mark.anyio
+FOX = turn("The quick br", "own", " fox", EOS)
+ENDLESS = turn("x", repeat=True, delay_ms=2, when="endless")
+RANKS = ("cpu", "cpu:1")
+#: The aim is 2 s; a shared machine gets room. That nothing waits for a deadline is what this proves.
+BOUND_S = 6.0
+
+
+@asynccontextmanager
+async def group(directory: Path, *turns: dict[str, Any], ranks: int = 2, **options: Any) -> AsyncIterator[Host]:
+    async with daemon(directory, {"m": list(turns)}, load=False, **options) as host:
+        await host.load("m", tensor_parallel=ranks)
+        yield host
+
+
+def arm(path: Path, monkeypatch: pytest.MonkeyPatch, *entries: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(entries))
+    monkeypatch.setenv("NEURON_FAILPOINTS", str(path))
+    return path
+
+
+async def record(host: Host) -> PoisonRecord:
+    """The model's record, once the rank that was the cause is reaped."""
+    await until(lambda: getattr(host.registry.model("test/m").poison, "exit_status", None))
+    poison = host.registry.model("test/m").poison
+    assert poison is not None
+    return poison
+
+
+async def until(what: Callable[[], object], within_s: float = BOUND_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+async def test_a_group_answers_like_one_device(tmp_path: Path, ranks: int) -> None:
+    async with group(tmp_path, FOX, ranks=ranks) as host:
+        info = host.registry.model("test/m")
+        assert info.tensor_parallel == ranks
+        assert info.device_ids == ("cpu", "cpu:1", "cpu:2", "cpu:3")[:ranks]
+        assert info.devices == tuple(range(ranks))
+        for _ in range(3):
+            assert (await host.ask("m")).text == "The quick brown fox"
+        states = {info.id: info.state for info in host.registry.devices()}
+        assert list(states.values()) == ["ready"] * ranks
+        pids = [host.pid(device) for device in states]
+        await host.registry.unload("test/m")
+        assert all(gone(pid) for pid in pids)
+        assert await host.load("m", tensor_parallel=ranks) == LoadOutcome("loaded")
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+@pytest.mark.parametrize("victim", RANKS)
+@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
+async def test_rank_death_ends_the_group(tmp_path: Path, phase: str, victim: str) -> None:
+    slow = turn("x", when="slow", prefill_ms_per_token=1000)
+    async with group(tmp_path, slow, ENDLESS, FOX) as host:
+        pids = [host.pid(device) for device in RANKS]
+        stream = None
+        if phase == "prefill":
+            stream = await host.submit("m", "slow")
+            await anyio.sleep(0.3)
+        elif phase == "decode":
+            stream = await host.submit("m", "endless")
+            await read_until(stream, TextDelta, 3)
+        began = time.monotonic()
+        host.kill(victim)
+        if stream is not None:
+            assert (await drain(stream, BOUND_S)).code == "worker_died"
+        await host.until_state("m", ModelState.POISONED, BOUND_S)
+        await until(lambda: all(gone(pid) for pid in pids))
+        assert time.monotonic() - began < BOUND_S
+        rank, poison = RANKS.index(victim), await record(host)
+        assert (poison.rank, poison.exit_status) == (rank, "signal SIGKILL")
+        assert poison.reason == f"worker_exited: signal SIGKILL (rank {rank} on {victim})"
+        # A figure may just be asked of an idle process.
+        assert poison.phase in ((phase, "control") if phase == "idle" else (phase,))
+        with pytest.raises(ModelPoisoned):
+            await host.submit("m")
+        await host.registry.unload("test/m")
+        assert await host.load("m", tensor_parallel=2) == LoadOutcome("loaded")
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+@pytest.mark.parametrize("point", ["tp.init", "worker.load.begin", "worker.load.end", "tp.agree"])
+async def test_rank_death_in_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    # The second agreement is the load's, after the group's own.
+    entry = {
+        "point": point,
+        "device": "cpu:1",
+        "action": "signal",
+        "signal": 9,
+        "start": 2 if point == "tp.agree" else 1,
+    }
+    arm(tmp_path / "c.json", monkeypatch, entry)
+    async with daemon(tmp_path, {"m": FOX}, load=False) as host:
+        began = time.monotonic()
+        with pytest.raises(WorkerDied) as caught:
+            await host.load("m", tensor_parallel=2)
+        assert caught.value.extra["signal"] == "SIGKILL"
+        assert time.monotonic() - began < 2 * BOUND_S  # the start of two processes included
+        assert host.registry.models(everything=True)[0].state is ModelState.FAILED
+        arm(tmp_path / "c.json", monkeypatch)
+        await host.load("m", tensor_parallel=2)
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+@pytest.mark.parametrize("phase", ["idle", "decode"])
+async def test_a_stopped_rank_is_found(tmp_path: Path, phase: str) -> None:
+    limits = msgspec.structs.replace(FAST, step_seconds=1.5)
+    async with group(tmp_path, ENDLESS, FOX, limits=limits) as host:
+        pids = [host.pid(device) for device in RANKS]
+        stream = None
+        if phase == "decode":
+            stream = await host.submit("m", "endless")
+            await read_until(stream, TextDelta, 3)
+        host.kill("cpu:1", signal.SIGSTOP)
+        if stream is not None:
+            assert (await drain(stream, 12)).code == "worker_unresponsive"
+        await host.until_state("m", ModelState.POISONED, 12)
+        poison = await record(host)
+        assert poison.reason == "worker_unresponsive (rank 1 on cpu:1)"
+        await until(lambda: all(gone(pid) for pid in pids))
+        await host.load("m")
+        assert host.registry.model("test/m").device_ids == RANKS
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+FAULTS = [
+    ("worker.decode.step", {"error": "accelerator", "code": 700}, "device_fault", True),
+    ("worker.prefill.chunk", {"error": "runtime", "text": "zz"}, "device_fault", True),
+    ("worker.decode.step", {"error": "value", "text": "a shape"}, "internal_error", False),
+    ("worker.prefill.chunk", {"error": "value", "text": "a shape"}, "internal_error", False),
+    ("worker.decode.step", {"error": "oom"}, "insufficient_vram", False),
+    ("tp.agree", {"error": "value", "text": "late"}, "internal_error", False),
+]
+
+
+@pytest.mark.parametrize("victim", RANKS)
+@pytest.mark.parametrize(("point", "how", "code", "poisons"), FAULTS)
+async def test_a_fault_of_one_rank(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    how: dict[str, Any],
+    code: str,
+    poisons: bool,
+    victim: str,
+) -> None:
+    """A host's error costs one request: the rank says so before the others wait for it. A device's costs the group."""
+    control = arm(tmp_path / "c.json", monkeypatch)
+    async with group(tmp_path, FOX) as host:
+        pids = [host.pid(device) for device in RANKS]
+        assert (await host.ask("m")).text == "The quick brown fox"
+        control.write_text(json.dumps([{"point": point, "device": victim, "action": "raise", **how}]))
+        began = time.monotonic()
+        assert (await host.ask("m")).code == code
+        assert time.monotonic() - began < BOUND_S
+        if poisons:
+            await host.until_state("m", ModelState.POISONED)
+            assert (await record(host)).rank == RANKS.index(victim)
+            control.write_text("[]")
+            await host.load("m")
+        assert (await host.ask("m")).text == "The quick brown fox"
+        assert ([host.pid(device) for device in RANKS] == pids) is not poisons
+
+
+DIVERGENCES = [
+    ({"point": "tp.agree", "action": "diverge"}, "tp_divergence", "tp_divergence"),
+    ({"point": "worker.reply", "action": "wrong_value"}, "tp_divergence", "tp_divergence"),
+    ({"point": "worker.reply", "action": "corrupt_stamp", "count": 9}, "protocol_error", "protocol_error"),
+    ({"point": "worker.reply", "action": "wrong_job"}, "protocol_error", "protocol_error"),
+    ({"point": "worker.reply", "action": "drop_reply", "start": 3}, "tp_divergence", "tp_divergence"),
+]
+
+
+@pytest.mark.parametrize(("entry", "code", "reason"), DIVERGENCES)
+async def test_ranks_that_differ_end_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: dict[str, Any], code: str, reason: str
+) -> None:
+    control = arm(tmp_path / "c.json", monkeypatch)
+    limits = msgspec.structs.replace(FAST, step_seconds=30.0)
+    async with group(tmp_path, FOX, limits=limits) as host:
+        assert (await host.ask("m")).text == "The quick brown fox"
+        control.write_text(json.dumps([{"device": "cpu:1", **entry}]))
+        assert (await host.ask("m")).code == code
+        await host.until_state("m", ModelState.POISONED)
+        poison = await record(host)
+        assert poison.reason.startswith(reason)
+        assert poison.rank == 1
+        control.write_text("[]")
+        await host.load("m")
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+async def test_a_rank_that_never_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuron.actors.group.group.JOIN_SECONDS", 1.0)
+    arm(tmp_path / "c.json", monkeypatch, {"point": "tp.init", "device": "cpu:1", "action": "sleep", "seconds": 60})
+    async with daemon(tmp_path, {"m": FOX}, load=False) as host:
+        with anyio.fail_after(30), pytest.raises(TpInitFailed):
+            await host.load("m", tensor_parallel=2)
+        assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(f"{PREFIX}-{os.getpid()}-")]
+        arm(tmp_path / "c.json", monkeypatch)
+        await host.load("m", tensor_parallel=2)
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+async def test_a_scripted_fault_fires_on_every_rank_and_is_one(tmp_path: Path) -> None:
+    broken = turn("a", "b", "c", EOS, when="break", fault=fault("kill", 1))
+    async with group(tmp_path, broken, FOX) as host:
+        answer = await host.ask("m", "break")
+        assert (answer.code, answer.text) == ("worker_died", "a")
+        await host.load("m")
+        assert (await host.ask("m", "break")).text == "abc"
+
+
+async def test_nan_is_the_leaders_to_see(tmp_path: Path) -> None:
+    broken = turn("a", "b", EOS, when="break", fault=fault("nan", 1))
+    async with group(tmp_path, broken, FOX) as host:
+        assert (await host.ask("m", "break")).code == "nan_logits"
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+async def test_a_client_that_leaves_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
+    async with group(tmp_path, ENDLESS, FOX) as host:
+        stream = await host.submit("m", "endless")
+        await read_until(stream, TextDelta, 3)
+        stream.cancel()
+        await host.until_idle("m")
+        assert (await host.ask("m")).text == "The quick brown fox"
+
+
+async def test_what_shares_a_device_with_a_group(tmp_path: Path) -> None:
+    """Another model on the leader's device keeps its process when the group's model goes, and dies with a group."""
+    async with daemon(tmp_path, {"a": FOX}) as host:
+        host.write("m", FOX)
+        await host.load("m", tensor_parallel=2, devices=("cpu", "cpu:1"))
+        leader, other = host.pid("cpu"), host.pid("cpu:1")
+        assert (await host.ask("m")).text == (await host.ask("a")).text
+        await host.registry.unload("test/m")
+        assert host.pid("cpu") == leader
+        assert gone(other)
+        assert (await host.ask("a")).text == "The quick brown fox"
+        await host.load("m", tensor_parallel=2, devices=("cpu", "cpu:1"))
+        assert (await host.ask("m")).text == "The quick brown fox"
+        host.kill("cpu:1")
+        await host.until_state("m", ModelState.POISONED)
+        await host.until_state("a", ModelState.POISONED)
+        assert "group_ended" in str(host.registry.model("test/a").reason)
+        assert "SIGKILL" in str(host.registry.model("test/m").reason)
+        await host.load("a")
+        await host.load("m")
+        assert (await host.ask("m")).text == (await host.ask("a")).text == "The quick brown fox"
+
+
+async def test_automatic_recovery_of_a_group(tmp_path: Path) -> None:
+    recovery = RecoverySettings(mode=RecoveryMode.AUTO)
+    async with group(tmp_path, FOX, recovery=recovery) as host:
+        pids = {host.pid(device) for device in RANKS}
+        host.kill("cpu:1")
+        await until(lambda: host.state("m") is not ModelState.READY)
+        await host.until_state("m", ModelState.READY, 20)
+        assert not {host.pid(device) for device in RANKS} & pids
+        assert (await host.ask("m")).text == "The quick brown fox"
+        assert host.registry.model("test/m").device_ids == RANKS
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"tensor_parallel": 9}, "unsupported_device"),
+        ({"tensor_parallel": 2, "devices": ("cpu",)}, "unsupported_device"),
+        ({"tensor_parallel": 2, "devices": ("cpu", "cpu")}, "unsupported_device"),
+    ],
+)
+async def test_too_few_devices(tmp_path: Path, fields: dict[str, Any], code: str) -> None:
+    async with daemon(tmp_path, {"m": FOX}, load=False) as host:
+        with pytest.raises(NeuronError) as caught:
+            await host.load("m", **fields)
+        assert caught.value.code == code
+        assert all(info.pid is None for info in host.registry.devices())
+
+
+async def test_a_resident_group_and_another_wish(tmp_path: Path) -> None:
+    async with group(tmp_path, FOX) as host:
+        assert (await host.load("m")).already
+        assert (await host.load("m", tensor_parallel=2, devices=RANKS)).already
+        for wish in ({"tensor_parallel": 4}, {"tensor_parallel": 1}, {"devices": ("cpu",)}):
+            with pytest.raises(AlreadyLoaded):
+                await host.load("m", **wish)
