@@ -76,9 +76,11 @@ def _word(wide: bool) -> Any:
 
 @device
 def _fill(weights, first, word, scale, offset):
-    """Four weights of the bytes of a word."""
-    for i in range(4):
-        weights[first + i] = scale * byte_of(word, i) + offset
+    """Four weights of the bytes of a word. Without a loop: an array that one indexes would live in memory."""
+    weights[first] = scale * byte_of(word, 0) + offset
+    weights[first + 1] = scale * byte_of(word, 1) + offset
+    weights[first + 2] = scale * byte_of(word, 2) + offset
+    weights[first + 3] = scale * byte_of(word, 3) + offset
 
 
 @device
@@ -96,6 +98,17 @@ def _plain_nibbles(size: int, word: Any, *, fifth: bool, least: bool) -> Callabl
     middle = np.float32(16.0 if fifth else 8.0)
     nibbles = head + (4 if fifth else 0)
 
+    @device
+    def eight(words, row, place, bits, half, weights, scale, offset):
+        """Four neighbours of the first sixteen weights of a block, and the four sixteen columns on."""
+        packed = word(words, row, place + 4 * half)
+        low, high = packed & _NIBBLES, (packed >> 4) & _NIBBLES
+        if fifth:
+            low |= _spread(bits, 4 * half)
+            high |= _spread(bits, 16 + 4 * half)
+        _fill(weights, 4 * half, low, scale, offset)
+        _fill(weights, 8 + 4 * half, high, scale, offset)
+
     def unpack(words, halves, row, unit, weights):
         block, part = (unit >> 1) * size, unit & 1
         scale = np.float32(halves[row, block >> 1])
@@ -106,14 +119,9 @@ def _plain_nibbles(size: int, word: Any, *, fifth: bool, least: bool) -> Callabl
         bits = 0
         if fifth:
             bits = word(words, row, block + head) >> (8 * part)
-        for half in range(2):
-            packed = word(words, row, block + nibbles + 8 * part + 4 * half)
-            low, high = packed & _NIBBLES, (packed >> 4) & _NIBBLES
-            if fifth:
-                low |= _spread(bits, 4 * half)
-                high |= _spread(bits, 16 + 4 * half)
-            _fill(weights, 4 * half, low, scale, offset)
-            _fill(weights, 8 + 4 * half, high, scale, offset)
+        place = block + nibbles + 8 * part
+        eight(words, row, place, bits, 0, weights, scale, offset)
+        eight(words, row, place, bits, 1, weights, scale, offset)
 
     return unpack
 
@@ -138,10 +146,11 @@ def _q8_0(size: int, word: Any) -> Callable[..., None]:
     def unpack(words, halves, row, unit, weights):
         block, part = (unit >> 1) * size, unit & 1
         scale = np.float32(halves[row, block >> 1])
-        offset = np.float32(-128.0) * scale
-        for quarter in range(4):
-            packed = word(words, row, block + 2 + 16 * part + 4 * quarter)
-            _fill(weights, 4 * quarter, packed ^ _SIGNS, scale, offset)
+        offset, place = np.float32(-128.0) * scale, block + 2 + 16 * part
+        _fill(weights, 0, word(words, row, place) ^ _SIGNS, scale, offset)
+        _fill(weights, 4, word(words, row, place + 4) ^ _SIGNS, scale, offset)
+        _fill(weights, 8, word(words, row, place + 8) ^ _SIGNS, scale, offset)
+        _fill(weights, 12, word(words, row, place + 12) ^ _SIGNS, scale, offset)
 
     return unpack
 
@@ -183,30 +192,39 @@ def _four_or_five(size: int, word: Any, *, fifth: bool) -> Callable[..., None]:
     """Q4_K, Q5_K: scale, minimum, 8 pairs of 6 bits, fifth bits, nibbles (of each 64 weights: low 32, high 32)."""
     nibbles = 48 if fifth else 16
 
+    @device
+    def eight(words, row, block, unit, side, factor, offset, weights):
+        """Eight neighbours among the 32 low (side 0) or high nibbles of 64 weights."""
+        pair, part = (unit >> 2) & 3, unit & 3
+        place = block + nibbles + 32 * pair + 8 * part
+        first = (word(words, row, place) >> (4 * side)) & _NIBBLES
+        second = (word(words, row, place + 4) >> (4 * side)) & _NIBBLES
+        if fifth:
+            place, group = block + 16 + 8 * part, 2 * pair + side
+            first |= ((word(words, row, place) >> group) & _ONES) << 4
+            second |= ((word(words, row, place + 4) >> group) & _ONES) << 4
+        _fill(weights, 8 * side, first, factor, offset)
+        _fill(weights, 8 * side + 4, second, factor, offset)
+
     def unpack(words, halves, row, unit, weights):
-        block, pair, part = (unit >> 4) * size, (unit >> 2) & 3, unit & 3
+        block, pair = (unit >> 4) * size, (unit >> 2) & 3
         scale, least = np.float32(halves[row, block >> 1]), np.float32(halves[row, (block >> 1) + 1])
         first, second = word(words, row, block + 4), word(words, row, block + 8)
-        third = word(words, row, block + 12)
         # Groups 0-3 have their six bits together; those of 4-7 are a nibble of the third word and the top two bits of
         # the bytes of groups 0-3.
-        late = pair >> 1
         nibble, least_nibble = first, second
-        if late == 1:
-            nibble, least_nibble = third, third >> 4
-        for side in range(2):
-            group = 2 * pair + side
-            place = 8 * (group & 3)
-            top = place + 4 + 2 * late
-            factor = ((nibble >> place) & 15) | (((first >> top) & 3) << 4)
-            offset = ((least_nibble >> place) & 15) | (((second >> top) & 3) << 4)
-            for half in range(2):
-                values = word(words, row, block + nibbles + 32 * pair + 8 * part + 4 * half)
-                values = (values >> (4 * side)) & _NIBBLES
-                if fifth:
-                    bits = word(words, row, block + 16 + 8 * part + 4 * half)
-                    values |= ((bits >> group) & _ONES) << 4
-                _fill(weights, 8 * side + 4 * half, values, scale * small(factor), -least * small(offset))
+        if pair >= 2:
+            nibble = word(words, row, block + 12)
+            least_nibble = nibble >> 4
+        place = 16 * (pair & 1)
+        top = place + 4 + 2 * (pair >> 1)
+        factor = scale * small(((nibble >> place) & 15) | (((first >> top) & 3) << 4))
+        offset = -least * small(((least_nibble >> place) & 15) | (((second >> top) & 3) << 4))
+        eight(words, row, block, unit, 0, factor, offset, weights)
+        place, top = place + 8, top + 8
+        factor = scale * small(((nibble >> place) & 15) | (((first >> top) & 3) << 4))
+        offset = -least * small(((least_nibble >> place) & 15) | (((second >> top) & 3) << 4))
+        eight(words, row, block, unit, 1, factor, offset, weights)
 
     return unpack
 

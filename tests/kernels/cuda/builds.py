@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from neuron.kernels.formats.ggml_types import GgmlType
 from tests.kernels.cuda.ptx import Build
 
 SOURCES = ("quant/cuda", "fused", "gdn/gating", "formats/ggml_types.py")
@@ -18,12 +19,15 @@ def _products() -> dict[str, Build]:
     found = {}
     for kind in BLOCK_KINDS:
         block = layout(kind)
-        for rows, batch, threads in ((4, 1, 128), (1, 8, 64)):
+        # One of each way of storing for what all types share.
+        shared = kind in (GgmlType.Q4_0, GgmlType.Q4_K, GgmlType.Q6_K)
+        for rows, batch, threads in ((4, 1, 128), (1, 8, 64)) if shared else ((4, 1, 128),):
             make = partial(matvec.make, block, rows, batch, threads, bfloat16_in=True, bfloat16_out=False)
             typed = partial(matvec.signature, block, bfloat16_in=True, bfloat16_out=False)
             found[f"product {kind.name} {rows}x{batch}"] = Build(make, typed, threads)
-        make = partial(expand.make, block, bfloat16=True, chosen=False)
-        found[f"numbers {kind.name}"] = Build(make, partial(expand.signature, block, bfloat16=True), expand.THREADS)
+        if shared:
+            make = partial(expand.make, block, bfloat16=True, chosen=False)
+            found[f"numbers {kind.name}"] = Build(make, partial(expand.signature, block, bfloat16=True), expand.THREADS)
     return found
 
 
@@ -34,7 +38,7 @@ def _fused() -> dict[str, Build]:
     from neuron.kernels.fused.rope import cuda as rope
 
     found = {}
-    for dim, group in ((64, 3), (64, 7), (128, 4), (128, 5), (256, 4), (256, 6)):
+    for dim, group in ((64, 3), (128, 4), (256, 4), (256, 6)):
         plan = attend.plan(dim, group)
         assert plan is not None
         types = {"bfloat16_query": False, "bfloat16_rows": True}

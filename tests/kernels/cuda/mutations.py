@@ -27,13 +27,7 @@ _NORM, _ROPE, _ATTEND, _GATE = (f"neuron.kernels.fused.{name}.cuda" for name in 
 _CHANGES: dict[str, tuple[int, str, str, str, tuple[str, ...]]] = {
     "runs one after another": (1, _UNPACK, "Q4_K: (8, 32, _q4_k)", "Q4_K: (16, 16, _q4_k)", ("product Q4_K",)),
     "fifth bits of the first half": (1, _UNPACK, "_spread(bits, 16 + ", "_spread(bits, ", ("product Q5_0",)),
-    "no top bits of late scales": (
-        1,
-        _UNPACK,
-        "factor = ((nibble >> place) & 15) | ",
-        "factor = ((nibble >> place) & 15) | 0 * ",
-        ("product Q5_K",),
-    ),
+    "no top bits of late scales": (1, _UNPACK, "2 * (pair >> 1)", "0 * (pair >> 1)", ("product Q5_K",)),
     "unsigned scales": (1, _UNPACK, "& 255) ^ 128) - np.float32(128.0)", "& 255))", ("product Q6_K",)),
     "the mask adds": (1, _UNPACK, "np.float32(-4.0) * factor", "np.float32(0.0) * factor", ("product Q3_K",)),
     "the last rows twice": (2, _MATVEC, "words.shape[0] - 1) &", "words.shape[0] - 2) &", ("product Q8_0",)),
