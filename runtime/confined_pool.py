@@ -17,8 +17,8 @@ from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
 START_SECONDS = 20.0
-#: What a child needs of our environment: where modules are, how text is encoded, which time zone it is.
-_ENVIRONMENT = ("PYTHONPATH", "PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
+#: What a child needs of our environment: how text is encoded, which time zone it is.
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
 class ChildLost(Exception):
@@ -40,9 +40,11 @@ class ConfinedChild:
         ours, theirs = socket.socketpair()
         self._link = ours
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        # With `-P` and our own import path it imports from where we do, never from the directory the daemon runs in.
+        environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, "--fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
