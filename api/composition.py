@@ -21,7 +21,7 @@ from neuron.api.access import Access
 from neuron.api.app import create_app
 from neuron.api.routes.facts import version_body
 from neuron.api.server.listener import Listener
-from neuron.runtime.lifecycle import Deadman, StopSignals
+from neuron.runtime.lifecycle import Deadman, StopSignals, exit_now
 from neuron.runtime.logs import get_logger, log_loop_exceptions
 from neuron.runtime.notify import Notifier
 from neuron.runtime.shm import sweep_stale
@@ -36,7 +36,7 @@ _UNLOAD_S = 50.0
 def run(
     settings: Settings, access: Access, sock: socket.socket, environment: Mapping[str, str], spare: Spare | None
 ) -> None:
-    """Until a stop signal."""
+    """Until a stop signal, which ends the process with status 0. Raises what the daemon failed of."""
     version_body()
     if stale := sweep_stale():
         _log.info("removed shared memory of dead owners", segments=len(stale))
@@ -76,8 +76,8 @@ class _Server:
             deadman = Deadman(self._settings.server.shutdown_seconds + _UNLOAD_S + _CLOSE_S + 5.0)
             deadman.arm()
             await self._drain(registry, listener)
-            deadman.disarm()
-            tasks.cancel_scope.cancel()
+            # What can end has ended. Leaving this block would wait for threads in native code, without any limit.
+            exit_now(0)
 
     async def _listen(self, listener: Listener) -> None:
         await listener.serve(self._closing, grace_s=_CLOSE_S)

@@ -65,5 +65,3 @@ def _serve(settings: Settings, environment: Mapping[str, str], sock: socket.sock
     except BaseException as error:
         get_logger("neuron.serve").critical("the daemon failed", exc_info=error)
         exit_now(1)
-    # Not sys.exit: a thread stuck in native code would keep the process alive.
-    exit_now(0)
