@@ -59,7 +59,8 @@ def all_float32(config: ModelConfig, reader: WeightReader, names: Names, quant: 
     for index in range(config.num_layers):
         for role in layer_roles(config, index).matrices:
             name = names.layer(role, index)
-            if (_target(reader, name, quant) or reader.kind(name)) is not GgmlType.F32:
+            target = _target(reader, name, quant)
+            if (reader.kind(name) if target is None else target) is not GgmlType.F32:
                 return False
     return True
 

@@ -53,7 +53,7 @@ def stored_rows(
     if cut.cols is None:
         return StoredRows(kind, rows if chosen is None else len(chosen), cols, raw, chosen, None)
     check_borders(cut, kind, cols, name)
-    check_borders(cut, target or kind, cols, name)
+    check_borders(cut, kind if target is None else target, cols, name)
     stretches = tuple((kind.nbytes(begin), kind.nbytes(end)) for begin, end in cut.cols)
     wanted = sum(end - begin for begin, end in cut.cols)
     return StoredRows(kind, rows if chosen is None else len(chosen), wanted, raw, chosen, stretches)

@@ -11,7 +11,7 @@ import torch
 
 from neuron.kernels.engine import LoadSpec
 from neuron.kernels.layered.load import EngineOptions, load_layered
-from neuron.kernels.layered.model import LayeredModel
+from neuron.kernels.layered.model import LayeredModel, SeeingLayeredModel
 from neuron.kernels.load import load_model
 from neuron.kernels.opened import open_model
 from neuron.kernels.threads import Team
@@ -90,6 +90,18 @@ class RankedModel:
 
     def clear(self, sequence: int, keep: int = 0) -> int:
         return int(self.call("clear", sequence, keep))
+
+    def encode_image(self, *arguments: Any) -> int:
+        return int(self.call("encode_image", *arguments))
+
+    def forward_with_images(self, *arguments: Any) -> None:
+        self.call("forward_with_images", *arguments)
+
+    @property
+    def held_images(self) -> int:
+        found = {model.held_images for model in self.ranks if isinstance(model, SeeingLayeredModel)}
+        assert len(found) == 1
+        return found.pop()
 
     def close(self) -> None:
         self.call("close")

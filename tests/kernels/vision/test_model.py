@@ -1,7 +1,7 @@
 """Images through the whole model against transformers in float32: M-RoPE, splicing, chunks that cut images, decode."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from neuron.actors.images.prompt import rope_positions
+from neuron.kernels.engine import PixelScale, Span
 from neuron.kernels.vision.model import VisionModel
 from tests.kernels.decoder.tiny import Floats, load
 from tests.kernels.vision.tiny import IMAGE_TOKEN, SCALE, patches_of, picture, pixel_values, tiny_vision
@@ -16,6 +17,7 @@ from tests.kernels.vision.tiny import IMAGE_TOKEN, SCALE, patches_of, picture, p
 #: A first run compiles the step.
 pytestmark = pytest.mark.timeout(300)
 Ids = npt.NDArray[np.int32]
+Patches = npt.NDArray[np.uint8]
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,30 @@ def pair(folder: Path) -> Any:
     model = load(folder)
     yield oracle, model
     model.close()
+
+
+class Sees(Protocol):
+    """What a conversation needs of a model."""
+
+    vocab_size: int
+
+    @property
+    def held_images(self) -> int: ...
+    def clear(self, sequence: int, /) -> int: ...
+    def encode_image(
+        self, sequence: int, image: int, patches: Patches, grid: tuple[int, int, int], scale: PixelScale, /
+    ) -> int: ...
+    def forward_with_images(
+        self,
+        sequence: int,
+        tokens: Ids,
+        position: int,
+        logits: Floats | None,
+        spans: tuple[Span, ...],
+        positions: Ids,
+        rope_delta: int,
+        /,
+    ) -> None: ...
 
 
 class Conversation:
@@ -54,11 +80,11 @@ class Conversation:
             len(self.ids), [(start, grid) for (_, start, _), grid in zip(self.spans, self.grids, strict=True)], merge=2
         )
 
-    def encode(self, model: VisionModel, sequence: int = 0) -> None:
+    def encode(self, model: Sees, sequence: int = 0) -> None:
         for (image, _, places), pixels, grid in zip(self.spans, self.pixels, self.grids, strict=True):
             assert model.encode_image(sequence, image, patches_of(pixels), grid, SCALE) == places
 
-    def run(self, model: VisionModel, chunk: int, sequence: int = 0) -> Floats:
+    def run(self, model: Sees, chunk: int, sequence: int = 0) -> Floats:
         """Logits after the prompt, run in chunks."""
         logits = np.full(model.vocab_size, np.nan, dtype=np.float32)
         model.clear(sequence)

@@ -30,12 +30,15 @@ VISION: dict[str, Any] = {
 }
 
 
-def tiny_vision(folder: Path, seed: int = 0, **changes: Any) -> Any:
-    """Save a random Qwen3_5ForConditionalGeneration to `folder`; returns it in float32 and evaluation mode."""
+def tiny_vision(folder: Path, seed: int = 0, text: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Save a random Qwen3_5ForConditionalGeneration to `folder`; returns it in float32 and evaluation mode.
+
+    `text` changes the text model's settings, the rest the tower's.
+    """
     torch.manual_seed(seed)
     config = transformers.Qwen3_5Config(
         architectures=["Qwen3_5ForConditionalGeneration"],
-        text_config={**BASE, "vocab_size": VOCAB},
+        text_config={**BASE, "vocab_size": VOCAB, **(text or {})},
         vision_config={**VISION, **changes},
         image_token_id=IMAGE_TOKEN,
         video_token_id=IMAGE_TOKEN + 1,

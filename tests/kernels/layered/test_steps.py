@@ -1,0 +1,122 @@
+"""Steps between static buffers: warm, recorded, replayed for other positions, recorded anew when memory moves."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neuron.kernels.layered import rows as rows_module
+from neuron.kernels.layered.graph import GraphedStep, StepState
+from neuron.kernels.layered.load import EngineOptions
+from neuron.kernels.layered.placement import Kernels
+from tests.kernels.decoder.tiny import run, some_ids
+from tests.kernels.layered.families import STEPS, check_lengths, check_steps, make, wanted
+from tests.kernels.layered.ranks import load
+from tests.kernels.layered.recorders import Again, Refuses
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_step_is_run_recorded_and_replayed() -> None:
+    done: list[int] = []
+    recorder = Again()
+    step = GraphedStep(lambda: done.append(1), recorder)
+    seen = []
+    for _ in range(4):
+        seen.append(step.state)
+        step.run()
+    assert seen == [StepState.COLD, StepState.WARM, StepState.RECORDED, StepState.RECORDED]
+    assert (len(done), recorder.recorded, recorder.replayed) == (4, 1, 3)
+
+
+def test_moved_memory_is_recorded_anew_without_a_cold_run() -> None:
+    recorder = Again()
+    step = GraphedStep(lambda: None, recorder)
+    states = []
+    step.invalidate()
+    states.append(step.state)
+    for _ in range(3):
+        step.run()
+    step.invalidate()
+    states.append(step.state)
+    step.run()
+    assert states == [StepState.COLD, StepState.WARM]
+    assert (recorder.recorded, recorder.replayed) == (2, 3)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is_and_says_why() -> None:
+    done: list[int] = []
+    step = GraphedStep(lambda: done.append(1), Refuses())
+    for _ in range(4):
+        step.run()
+    step.invalidate()
+    step.run()
+    assert step.state is StepState.EAGER
+    assert len(done) == 5
+    assert step.reason == "operation not permitted when stream is capturing"
+
+
+def test_without_a_recorder_nothing_is_recorded() -> None:
+    step = GraphedStep(lambda: None, None)
+    step.run()
+    assert step.state is StepState.EAGER
+    assert step.reason is None
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "hybrid", "hybrid-tied"])
+def test_replayed_steps_equal_transformers(name: str, tmp_path: Path) -> None:
+    """One recording, made in the load's warm-up, serves every position and every text on that memory."""
+    recorder = Again()
+    rows = wanted(make(tmp_path, name), some_ids(130))
+    model = load(tmp_path, options=EngineOptions(Kernels.TENSORS, recorder))
+    assert (recorder.recorded, recorder.replayed) == (1, 2)
+    assert "not recorded" not in model.summary
+    check_lengths(model, rows)
+    before = recorder.replayed
+    check_steps(model, rows, 30)
+    assert recorder.recorded == 1
+    assert recorder.replayed == before + STEPS
+    model.close()
+
+
+def test_growing_rows_move_once_and_are_recorded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "FIRST_POSITIONS", 32)
+    recorder = Again()
+    rows = wanted(make(tmp_path, "hybrid"), some_ids(130))
+    model = load(tmp_path, max_context=200, options=EngineOptions(Kernels.TENSORS, recorder))
+    # The warm-up's longest pass made room for 192; an emptied sequence gives it back.
+    logits = np.zeros(model.vocab_size, dtype=np.float32)
+    recorder.recorded = 0
+    capacities = []
+    for position, token in enumerate(some_ids(130)):
+        model.forward(0, np.array([token], dtype=np.int32), position, logits)
+        capacities.append(model._sequences[0].rows.rows.shape[3])
+        np.testing.assert_allclose(logits, rows[position], atol=1e-4, rtol=0)
+    assert sorted(set(capacities)) == [32, 64, 128, 200]
+    assert recorder.recorded == 4
+    model.clear(0)
+    assert model._free[0].rows.rows.shape[3] == 32
+    np.testing.assert_allclose(run(model, some_ids(130), 130), rows[-1], atol=1e-4, rtol=0)
+    model.close()
+
+
+def test_two_sequences_have_recordings_of_their_own(tmp_path: Path) -> None:
+    recorder = Again()
+    expected = make(tmp_path, "llama")
+    model = load(tmp_path, options=EngineOptions(Kernels.TENSORS, recorder))
+    texts = {7: some_ids(40, 1), 8: some_ids(40, 2)}
+    logits = np.zeros(model.vocab_size, dtype=np.float32)
+    for position in range(40):
+        for sequence, ids in texts.items():
+            model.forward(sequence, ids[position : position + 1], position, logits)
+    np.testing.assert_allclose(logits, wanted(expected, texts[8])[-1], atol=1e-4, rtol=0)
+    assert recorder.recorded == 2
+    model.close()
+
+
+def test_the_summary_says_why_steps_are_not_recorded(tmp_path: Path) -> None:
+    rows = wanted(make(tmp_path, "llama"), some_ids(30))
+    model = load(tmp_path, options=EngineOptions(Kernels.TENSORS, Refuses()))
+    assert model.summary.endswith("steps not recorded: operation not permitted when stream is capturing")
+    np.testing.assert_allclose(run(model, some_ids(30), 1), rows[-1], atol=1e-4, rtol=0)
+    model.close()
