@@ -304,13 +304,14 @@ class DeviceGroup:
         if overdue is not None:
             self._end(overdue)
         for pending in tuple(self._in_flight):
-            if pending.first_at is not None and pending in self._in_flight:
-                self._check(pending, now - pending.first_at)
+            lagging_since = pending.lagging_since
+            if lagging_since is not None and pending in self._in_flight:
+                self._check(pending, now - lagging_since)
         if self._in_flight or self._ends.doubtful:
             self._watch()
 
     def _check(self, pending: GroupPending, waited_s: float) -> None:
-        """One rank answered `waited_s` ago, another has not."""
+        """For `waited_s` a rank has not answered what another has."""
         job, silent, refused = pending.job, pending.silent[0], pending.fault
         if refused is not None:
             rank, fault = refused

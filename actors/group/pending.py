@@ -13,7 +13,7 @@ OnProgress = Callable[[Progress], None]
 class GroupPending(Awaited):
     """`on_all(self)` is called when the last rank has answered, `on_gone(self, answer)` when one's process ended."""
 
-    __slots__ = ("_on_all", "_on_gone", "answers", "begun_at", "first_at", "posted")
+    __slots__ = ("_on_all", "_on_gone", "answers", "first_at", "posted")
 
     def __init__(
         self,
@@ -52,6 +52,14 @@ class GroupPending(Awaited):
     @property
     def whole(self) -> list[Reply]:
         return [answer for answer in self.answers if answer is not None]
+
+    @property
+    def lagging_since(self) -> float | None:
+        """When the silent ranks could have answered: another one had, and they could begin. None: not yet."""
+        begun = [self.posted[rank].begun_at for rank in self.silent]
+        if self.first_at is None or None in begun:
+            return None
+        return max([self.first_at, *(at for at in begun if at is not None)])
 
     @property
     def fault(self) -> tuple[int, Fault] | None:

@@ -4,6 +4,7 @@ import msgspec
 
 from neuron.actors.limits import IMAGES
 from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.sharding import Sharding
 
 #: Keys and values are kept in 16 bits, and in 32 when a load asks for float32 throughout.
 KV_ELEMENT_BYTES = 2
@@ -27,7 +28,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_bytes_per_token(config: ModelConfig, ranks: int = 1, element_bytes: int = KV_ELEMENT_BYTES) -> int:
-    return config.kv_elements_per_token * element_bytes // ranks
+    return Sharding(config, 0, ranks).config.kv_elements_per_token * element_bytes
 
 
 def workspace_bytes(config: ModelConfig, chunk_tokens: int = PREFILL_CHUNK_TOKENS, ranks: int = 1) -> int:
@@ -62,14 +63,18 @@ def make_budget(
     vector_bytes: int,
     context_length: int,
     ranks: int = 1,
+    embedding_bytes: int = 0,
     chunk_tokens: int = PREFILL_CHUNK_TOKENS,
     kv_element_bytes: int = KV_ELEMENT_BYTES,
     free_bytes: int | None = None,
 ) -> Budget:
-    """Budget of one device when `ranks` devices share the matrices; vectors are on every one of them."""
-    weights = -(-matrix_bytes // ranks) + vector_bytes
+    """Budget of one device when `ranks` devices share the matrices.
+
+    Vectors and the `embedding_bytes` of the matrices are on every one of them.
+    """
+    weights = -(-(matrix_bytes - embedding_bytes) // ranks) + embedding_bytes + vector_bytes
     per_token = kv_bytes_per_token(config, ranks, kv_element_bytes)
-    state = config.state_bytes // ranks
+    state = Sharding(config, 0, ranks).config.state_bytes
     workspace = workspace_bytes(config, chunk_tokens, ranks)
     kv = per_token * context_length
     return Budget(

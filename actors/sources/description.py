@@ -19,14 +19,19 @@ from neuron.kernels.formats.shard_index import ShardIndex, check_index
 from neuron.kernels.formats.vision_tensors import check_vision
 
 _FLOAT_BYTES = 4
+_EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """`matrix_bytes` and `vector_bytes`: resident memory of the weights on one device, before any sharding."""
+    """`matrix_bytes` and `vector_bytes`: resident memory of the weights on one device, before any sharding.
+
+    `embedding_bytes`: of the matrices, what is never shared out; a head that is tied to it is a part of it.
+    """
 
     config: ModelConfig
     matrix_bytes: int
     vector_bytes: int
+    embedding_bytes: int
     stored_quant: str
     notes: tuple[str, ...] = ()
 
@@ -42,13 +47,14 @@ def describe_gguf(headers: Sequence[GgufHeader], names: Sequence[str]) -> Descri
     tensors = merge_parts([header.tensors for header in headers], names)
     config = config_from_gguf(_Headers(headers[0].metadata, tensors))
     check = check_tensors(config, tensors, GGUF)
-    matrices = vectors = 0
+    matrices = vectors = embedding = 0
     types: Counter[str] = Counter()
     for name, tensor in tensors.items():
         if name in check.ignored:
             continue
         if len(tensor.shape) > 1:
             matrices += tensor.nbytes
+            embedding += tensor.nbytes if name.endswith(_EMBEDDINGS) else 0
             types[tensor.ggml_type.name] += tensor.nbytes
         else:
             vectors += tensor.shape[0] * _FLOAT_BYTES
@@ -56,6 +62,7 @@ def describe_gguf(headers: Sequence[GgufHeader], names: Sequence[str]) -> Descri
         config=config,
         matrix_bytes=matrices,
         vector_bytes=vectors,
+        embedding_bytes=embedding,
         stored_quant=types.most_common(1)[0][0],
         notes=_notes(check.ignored),
     )
@@ -75,7 +82,7 @@ def describe_dense(
     notes = check_index(index, tensors) if index is not None else ()
     check = check_tensors(config, tensors, SAFETENSORS)
     tower = check_vision(config, tensors)
-    matrices = vectors = 0
+    matrices = vectors = embedding = 0
     types: Counter[str] = Counter()
     used = set()
     for name, tensor in tensors.items():
@@ -90,7 +97,8 @@ def describe_dense(
         if name in check.ignored or name.endswith("_scale_inv"):
             continue
         if len(tensor.shape) == 2:
-            matrices += _resident(name, tensor, elements, quant)
+            matrices += (resident := _resident(name, tensor, elements, quant))
+            embedding += resident if name.endswith(_EMBEDDINGS) else 0
             types[tensor.dtype] += tensor.nbytes
         else:
             vectors += elements * _FLOAT_BYTES
@@ -102,6 +110,7 @@ def describe_dense(
         config=config if tower is not None else msgspec.structs.replace(config, vision=None),
         matrix_bytes=matrices,
         vector_bytes=vectors,
+        embedding_bytes=embedding,
         stored_quant="fp8" if stored == FP8 else stored.lower(),
         notes=(*notes, *_notes(tuple(name for name in check.ignored if name not in used))),
     )

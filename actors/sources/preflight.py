@@ -150,6 +150,7 @@ def _report(
             config,
             matrix_bytes=description.matrix_bytes,
             vector_bytes=description.vector_bytes,
+            embedding_bytes=description.embedding_bytes,
             context_length=context,
             ranks=ranks,
             chunk_tokens=chunk_tokens,

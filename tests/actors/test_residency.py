@@ -193,3 +193,26 @@ async def test_models_with_requests_stay_and_nothing_goes_unasked(tmp_path: Path
         off.catalogue.require("a/idle").release()
         unlimited = Residency(ResidencySettings(evict=True), off.catalogue, off.unload)
         assert unlimited.within_reach(wanted, "cpu", None) is None
+
+
+async def test_room_on_every_device_of_a_group(tmp_path: Path) -> None:
+    """The device that has least decides; what stands in the way goes on each of them."""
+    async with anyio.create_task_group() as tasks:
+        desk = Desk(ResidencySettings(evict=True, budget_mb=100), tmp_path, tasks)
+        desk.add("a/first", 30, 1.0)
+        other = desk.add("a/second", 60, 2.0)
+        other.device_ids = ("cpu:1",)
+        both = desk.add("a/both", 20, 3.0)
+        both.device_ids = ("cpu", "cpu:1")
+        entry = desk.add("a/wanted", 0, 9.0, ModelState.LOADING)
+        entry.device_ids = ("cpu", "cpu:1")
+        free = {"cpu": None, "cpu:1": 15 * MIB}
+        room = desk.residency.room(entry, entry.device_ids, free.get)
+        # On cpu all 100 once all are gone, on cpu:1 15 and what the two there hold.
+        assert room.within_reach() == 95 * MIB
+        free["cpu:1"] = None
+        await room.take(45 * MIB)
+        assert desk.unloaded == ["a/second"]
+        await room.take(75 * MIB)
+        assert desk.unloaded == ["a/second", "a/first"]
+        desk.catalogue.require("a/both").release()

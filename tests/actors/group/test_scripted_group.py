@@ -281,6 +281,53 @@ async def test_what_shares_a_device_with_a_group(tmp_path: Path) -> None:
         assert (await host.ask("m")).text == (await host.ask("a")).text == "The quick brown fox"
 
 
+async def test_groups_that_share_a_device_take_turns(tmp_path: Path) -> None:
+    """All ranks see the jobs of all models in one order, so none waits for a peer that waits for another."""
+    async with daemon(tmp_path, {}, load=False) as host:
+        places = {"one": ("cpu", "cpu:1"), "two": ("cpu:1", "cpu:2"), "three": ("cpu:2", "cpu")}
+        for name, devices in places.items():
+            host.write(name, turn(*"0123456789" * 3, EOS))
+            await host.load(name, tensor_parallel=2, devices=devices)
+        said: list[str] = []
+
+        async def ask(name: str) -> None:
+            said.append((await host.ask(name)).text)
+
+        async with anyio.create_task_group() as tasks:
+            for name in (*places, *places):
+                tasks.start_soon(ask, name)
+        assert said == ["0123456789" * 3] * 6
+        # The device of two groups goes: both end, each with the cause; the third lost a rank of its own to them.
+        host.kill("cpu:1")
+        for name in ("one", "two"):
+            await host.until_state(name, ModelState.POISONED)
+            await until(lambda name=name: "SIGKILL (rank" in str(host.registry.model(f"test/{name}").reason))  # type: ignore[misc]
+        for name, devices in places.items():
+            await host.load(name, tensor_parallel=2, devices=devices)
+            assert (await host.ask(name)).text == "0123456789" * 3
+
+
+async def test_a_busy_neighbour_makes_no_rank_late(tmp_path: Path) -> None:
+    """The leader's process works for other models longer than a step may take; the other rank only waits for it."""
+    limits = msgspec.structs.replace(FAST, step_seconds=1.5)
+    slow = [turn("s", EOS, when="slow", delay_ms=1200), turn("q", EOS)]
+    async with daemon(tmp_path, {"a": slow, "b": slow}, limits=limits) as host:
+        host.write("m", FOX)
+        await host.load("m", tensor_parallel=2, devices=RANKS)
+        said = [(await host.ask(name)).text for name in ("a", "b", "m")]
+
+        async def ask(name: str, text: str) -> None:
+            said.append((await host.ask(name, text)).text)
+
+        async with anyio.create_task_group() as tasks:
+            for name in ("a", "b"):
+                tasks.start_soon(ask, name, "slow")
+            await anyio.sleep(0.3)
+            tasks.start_soon(ask, "m", "hi")
+        assert sorted(said) == ["The quick brown fox", "The quick brown fox", "q", "q", "s", "s"]
+        assert host.state("m") is ModelState.READY
+
+
 async def test_automatic_recovery_of_a_group(tmp_path: Path) -> None:
     recovery = RecoverySettings(mode=RecoveryMode.AUTO)
     async with group(tmp_path, FOX, recovery=recovery) as host:

@@ -7,6 +7,7 @@ import pytest
 
 from neuron.actors.settings import Settings
 from neuron.actors.sources.artifact import Format
+from neuron.actors.sources.preflight import report_of_plan
 from tests.actors.sources.hub_models import (
     CONFIG,
     GEMMA,
@@ -28,6 +29,15 @@ def test_gguf_only_with_tensor_parallel(hub: Hub, settings: Settings) -> None:
     assert error.extra["tp_size"] == 2
     assert error.extra["gguf_quants"] == ["Q4_K_M", "Q8_0"]
     assert error.extra["suggestion"]
+    assert weights_sent(hub) == 0
+
+
+def test_what_does_not_fit_or_divide_is_not_fetched(hub: Hub, settings: Settings) -> None:
+    hub.repos["org/name"] = dense_repo()
+    asked = {"tensor_parallel": 2, "check": lambda plan: report_of_plan(plan, tensor_parallel=2, free_bytes=1)}
+    error = refused("does_not_fit", settings, **asked)
+    assert error.extra["free_bytes"] == 1
+    refused("indivisible_heads", settings, tensor_parallel=3)
     assert weights_sent(hub) == 0
 
 

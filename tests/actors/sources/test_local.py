@@ -181,7 +181,7 @@ def test_a_script(tmp_path: Path) -> None:
     assert (report.context_length, report.config, report.budget) == (777, None, None)
     assert report.vocab_size > 256
     refused("repo_fetch_failed", scripted(tmp_path), "scripted:test/absent")
-    refused("tp_requires_safetensors", scripted(tmp_path), "scripted:test/hello", tensor_parallel=2)
+    assert preflight(artifact, tensor_parallel=2).tensor_parallel == 2  # every rank runs it
     (tmp_path / "test" / "broken.json").write_text('{"turns": 7}')
     with pytest.raises(PreflightError) as caught:
         preflight(get(scripted(tmp_path), "scripted:test/broken"))
