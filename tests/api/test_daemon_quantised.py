@@ -73,9 +73,14 @@ def test_the_command_line_loads_with_a_quant(daemon: DaemonProcess) -> None:
 
 def test_refusals_are_typed_and_leave_nothing(daemon: DaemonProcess) -> None:
     assert load(daemon, "q1_k").json()["error"]["code"] == "quant_not_found"
-    # Key-value heads do not divide by 3; where they do, sharing out is still refused before any device work.
     assert load(daemon, "q4_k", tensor_parallel=3).json()["error"]["code"] == "indivisible_heads"
-    answer = load(daemon, "q4_k", tensor_parallel=2)
-    assert 400 <= answer.status_code < 500
-    assert "one device" in answer.json()["error"]["message"]
     assert daemon.get("/models") == []
+
+
+def test_blocks_are_shared_out(daemon: DaemonProcess) -> None:
+    assert load(daemon, "q8_0", tensor_parallel=2).status_code < 300
+    entry = daemon.wait_state(MODEL, "ready", 30.0)
+    assert (entry["quant"], entry["tensor_parallel"]) == ("q8_0", 2)
+    body = daemon.chat(MODEL, "abc", max_tokens=4).json()
+    assert body["usage"]["completion_tokens"] >= 1
+    assert daemon.unload(MODEL).status_code < 300
