@@ -17,9 +17,9 @@ DEFAULT_MAX_PROMPT_TOKENS = 16384
 #: Bytes of rendered prompt per allowed token; more cannot fit and is refused before it is tokenised.
 BYTES_PER_TOKEN = 8
 #: Longer than the device actor's refresh of its figures.
-MIB = 1 << 20
 MEMORY_WAIT_S = 6.0
 MEMORY_POLL_S = 0.25
+MIB = 1 << 20
 
 
 class ContextLimits(msgspec.Struct, frozen=True):
@@ -49,9 +49,9 @@ def prompt_cap(settings: LimitSettings) -> int:
     return settings.max_prompt_tokens or DEFAULT_MAX_PROMPT_TOKENS
 
 
-def planned_context(asked: int | None, settings: LimitSettings) -> int:
-    """Positions to build the KV cache for at most: what was asked, else the prompt cap plus a whole default answer."""
-    return asked if asked is not None else prompt_cap(settings) + settings.default_max_tokens
+def default_context(settings: LimitSettings) -> int:
+    """Positions to build the KV cache for when nobody asked: the prompt cap plus a whole default answer."""
+    return prompt_cap(settings) + settings.default_max_tokens
 
 
 def derive_limits(context: int, settings: LimitSettings) -> ContextLimits:
@@ -68,9 +68,10 @@ def has_memory_figure(device: DeviceInfo) -> bool:
     return not device.id.startswith("cpu") and device.vram_used_mb + device.vram_free_mb > 0
 
 
-def free_bytes(device: DeviceInfo) -> int | None:
-    """What an accelerator has left; None where no such figure counts or none is known yet."""
-    return device.vram_free_mb * MIB if has_memory_figure(device) and device.vram_free_mb else None
+def free_bytes(device: DeviceInfo, settings: LimitSettings) -> int | None:
+    """What an accelerator has left for a model, beside the floor that its requests will need; None where no such figure
+    counts or none is known yet."""
+    return max(0, device.vram_free_mb - settings.min_free_vram_mb) * MIB if has_memory_figure(device) else None
 
 
 def check_memory(device: DeviceInfo, settings: LimitSettings) -> None:

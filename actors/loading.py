@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from neuron.actors.admission import derive_limits, planned_context
+from neuron.actors.admission import default_context, derive_limits
 from neuron.actors.canary import PROMPT_TOKENS, STEPS, Canary
 from neuron.actors.daemon import LoadRequest
 from neuron.actors.device.jobs import (
@@ -63,7 +63,9 @@ class _Asked(TypedDict):
     """What preflight is told of a request."""
 
     tensor_parallel: int | None
-    max_context: int
+    max_context: int | None
+    default_context: int
+    prefill_chunk_tokens: int
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
@@ -189,8 +191,12 @@ class Loader:
         )
 
     def _asked(self, plan: LoadPlan) -> _Asked:
-        context = planned_context(plan.spec.max_context, self._settings.limits)
-        return {"tensor_parallel": plan.spec.tensor_parallel, "max_context": context}
+        return {
+            "tensor_parallel": plan.spec.tensor_parallel,
+            "max_context": plan.spec.max_context,
+            "default_context": default_context(self._settings.limits),
+            "prefill_chunk_tokens": self._settings.limits.prefill_chunk_tokens,
+        }
 
     def _preflight(self, artifact: ModelArtifact, plan: LoadPlan, free_bytes: int | None) -> PreflightReport:
         return preflight(artifact, free_bytes=free_bytes, **self._asked(plan))

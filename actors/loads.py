@@ -190,7 +190,7 @@ class LoadDesk:
         return self._devices.choose(plan.ranks, asked, counts, plan.model_id.bare)
 
     def _free_bytes(self, device_id: str) -> int | None:
-        return free_bytes(self._devices.get(device_id).info())
+        return free_bytes(self._devices.get(device_id).info(), self._settings.limits)
 
     # -- unloading -----------------------------------------------------------------------------
 

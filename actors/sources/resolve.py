@@ -21,6 +21,7 @@ from neuron.actors.sources.configured import (
     token,
 )
 from neuron.actors.sources.hub import HubRepository
+from neuron.actors.sources.budget import PREFILL_CHUNK_TOKENS
 from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.local import directory_repository, package_repository
 from neuron.actors.sources.plan import Plan, make_plan
@@ -84,6 +85,7 @@ async def preflight_remote(
     max_context: int | None = None,
     default_context: int | None = None,
     free_bytes: int | None = None,
+    prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> PreflightReport:
     """The report of a load, without fetching weights: of a hub only config, index and headers are read."""
 
@@ -98,6 +100,7 @@ async def preflight_remote(
             max_context=max_context,
             default_context=default_context,
             free_bytes=free_bytes,
+            prefill_chunk_tokens=prefill_chunk_tokens,
         )
 
     return await anyio.to_thread.run_sync(act, abandon_on_cancel=True)

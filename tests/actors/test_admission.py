@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from neuron.actors.admission import check_memory, derive_limits, planned_context, wait_for_memory
+from neuron.actors.admission import check_memory, default_context, derive_limits, free_bytes, wait_for_memory
 from neuron.actors.daemon import DeviceInfo
 from neuron.actors.errors import ContextLengthExceeded, InsufficientVram
 from neuron.actors.settings import LimitSettings
@@ -39,8 +39,7 @@ def test_the_prompt_cap_can_be_set() -> None:
 
 
 def test_the_context_that_is_built() -> None:
-    assert planned_context(None, LIMITS) == 16_384 + 8_192
-    assert planned_context(1000, LIMITS) == 1000
+    assert default_context(LIMITS) == 16_384 + 8_192
 
 
 def test_prompts_at_and_past_the_limit() -> None:
@@ -70,7 +69,11 @@ def test_the_memory_gate_knows_accelerators_only() -> None:
     assert caught.value.extra == {"free_mb": 1_499, "required_mb": 1_500}
     check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=1_500), LIMITS)
     check_memory(msgspec.structs.replace(DEVICE, id="cpu", vram_free_mb=0), LIMITS)
+    assert free_bytes(DEVICE, LIMITS) == 0
+    assert free_bytes(msgspec.structs.replace(DEVICE, vram_free_mb=1_600), LIMITS) == 100 << 20
+    assert free_bytes(msgspec.structs.replace(DEVICE, id="cpu"), LIMITS) is None
     # Of a process that has only just started nothing but the total is known.
+    assert free_bytes(msgspec.structs.replace(DEVICE, vram_free_mb=0, vram_used_mb=0), LIMITS) is None
     check_memory(msgspec.structs.replace(DEVICE, vram_free_mb=0, vram_used_mb=0), LIMITS)
 
 

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from neuron.actors.daemon import LoadRequest
+from neuron.actors.daemon import LoadRequest
 from neuron.actors.errors import DoesNotFit, IndivisibleHeads, InvalidConfig, TpRequiresSafetensors
+from neuron.actors.loading import Loader, LoadPlan
+from neuron.actors.settings import LimitSettings, Settings
 from neuron.actors.loading import Loader, LoadPlan
 from neuron.actors.settings import LimitSettings, Settings
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.budget import largest_context, make_budget, workspace_bytes
+from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.preflight import PreflightReport, preflight
 from neuron.kernels.formats.hf_config import parse_config
@@ -111,6 +115,31 @@ def test_in_situ_blocks_count(quant: str, bits: float, tmp_path: Path) -> None:
     assert blocks is not None
     kept = 5 * 32 * 4 + 96 * 32 * 4
     assert (blocks.weights_bytes - kept) / (whole.weights_bytes - kept) == bits / 32
+
+
+def test_a_context_that_nobody_asked_for_shrinks_to_what_fits(tmp_path: Path) -> None:
+    model = dense(tmp_path)
+    needed = preflight(model).budget
+    assert needed is not None
+    short = needed.total_bytes - 100 * needed.kv_bytes_per_token
+    loader = Loader(Settings())
+    plan = LoadPlan(ModelId("local", "org", "name"), LoadRequest(model_id="org/name"), None)
+    assert loader._preflight(model, plan, short).context_length == 412
+    asked = msgspec.structs.replace(plan, spec=LoadRequest(model_id="org/name", max_context=500))
+    with pytest.raises(DoesNotFit):
+        loader._preflight(model, asked, short)
+
+
+def test_the_budget_counts_the_configured_chunk(tmp_path: Path) -> None:
+    model = dense(tmp_path)
+    plan = LoadPlan(ModelId("local", "org", "name"), LoadRequest(model_id="org/name"), None)
+    small, large = (
+        Loader(Settings(limits=LimitSettings(prefill_chunk_tokens=chunk)))._preflight(model, plan, None).budget
+        for chunk in (512, 4096)
+    )
+    assert small is not None
+    assert large is not None
+    assert large.workspace_bytes > small.workspace_bytes
 
 
 def test_a_context_that_nobody_asked_for_shrinks_to_what_fits(tmp_path: Path) -> None:
