@@ -111,7 +111,7 @@ async def test_an_unload_wins_over_a_load_that_has_just_ended(tmp_path: Path) ->
                 await go_on.wait()
             return resident
 
-        host.registry._loader.load = late  # type: ignore[method-assign]
+        host.registry._loader.load = late  # type: ignore[method-assign, assignment]
         codes: list[str] = []
 
         async def ask() -> None:
