@@ -62,6 +62,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     own_chat_template: bool = True
 
 
+class OfferedModel(msgspec.Struct, frozen=True):
+    """A configured model that is not resident and that a request would load. `context` is 0 when nothing says it."""
+
+    id: str
+    capabilities: tuple[str, ...]
+    context: int = 0
+
+
 class QueueEntry(msgspec.Struct, frozen=True):
     req_id: str
     position: int
@@ -171,11 +179,14 @@ class Daemon(Protocol):
 
     def models(self, *, everything: bool = False) -> list[ModelInfo]: ...
 
+    def offered(self) -> list[OfferedModel]:
+        """What [residency] load_on_request adds to the resident models."""
+
     def model(self, model_id: str) -> ModelInfo:
         """Bare, qualified or alias id. Raises ModelNotFound."""
 
-    def capabilities(self, model_id: str) -> tuple[str, ...]:
-        """From the resident model, else from local files. Raises ModelNotFound."""
+    async def capabilities(self, model_id: str) -> tuple[str, ...]:
+        """From the resident model, else from local files, read off the event loop. Raises ModelNotFound."""
 
     def load_figures(self) -> list[ModelLoadFigures]: ...
 

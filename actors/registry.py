@@ -1,5 +1,6 @@
 """Registry: the daemon as the front doors see it. Implements `actors.daemon.Daemon` over model and device actors."""
 
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -23,6 +24,7 @@ from neuron.actors.daemon import (
     ModelInfo,
     ModelLoadFigures,
     ModelState,
+    OfferedModel,
     PoisonRecord,
 )
 from neuron.actors.device.actor import DeviceActor
@@ -62,6 +64,7 @@ class Registry:
         self._text_work = text_work if text_work is not None else PooledTextWork()
         self._loader = Loader(settings, self._text_work.expect)
         self._gates = Gates(settings.limits, self._text_work)
+        self._offered_capabilities: dict[str, tuple[str, ...]] = {}
         self._draining = False
         self._facts = discovery.gather(0)
 
@@ -139,14 +142,35 @@ class Registry:
     def models(self, *, everything: bool = False) -> list[ModelInfo]:
         return [entry.info() for entry in self._catalogue if everything or entry.state is not ModelState.FAILED]
 
+    def offered(self) -> list[OfferedModel]:
+        if not self.settings.residency.load_on_request:
+            return []
+        away = [model for model in self.settings.models if self._is_away(self._catalogue.find(model.id))]
+        return [
+            OfferedModel(model.id.rpartition(":")[2], self._known_capabilities(model.id), model.max_context or 0)
+            for model in away
+        ]
+
+    def _is_away(self, entry: ModelActor | None) -> bool:
+        return entry is None or entry.state is ModelState.FAILED
+
+    def _known_capabilities(self, model_id: str) -> tuple[str, ...]:
+        """Of local files, read once."""
+        found = self._offered_capabilities.get(model_id)
+        if found is None:
+            with contextlib.suppress(NeuronError):
+                found = self._loader.local_capabilities(model_id)
+            found = self._offered_capabilities[model_id] = found or ("text",)
+        return found
+
     def model(self, model_id: str) -> ModelInfo:
         return self._catalogue.require(model_id).info()
 
-    def capabilities(self, model_id: str) -> tuple[str, ...]:
+    async def capabilities(self, model_id: str) -> tuple[str, ...]:
         entry = self._catalogue.find(model_id)
         if entry is not None and entry.info().capabilities:
             return entry.info().capabilities
-        return self._loader.local_capabilities(model_id)
+        return await anyio.to_thread.run_sync(self._loader.local_capabilities, model_id, abandon_on_cancel=True)
 
     def load_figures(self) -> list[ModelLoadFigures]:
         return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]

@@ -55,10 +55,17 @@ class Resident:
 
     @property
     def bytes(self) -> int:
-        """What each of its device processes holds for it, the whole KV cache included."""
+        """What each of its device processes holds of the device's memory for it, the whole KV cache included."""
         loaded = self.loaded
         cache = loaded.kv_bytes_per_token * loaded.context_length
-        return loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes
+        return loaded.weights_bytes + cache + loaded.state_bytes + loaded.workspace_bytes + self._prefix_bytes
+
+    @property
+    def _prefix_bytes(self) -> int:
+        """What one process keeps of earlier prompts: in the host's memory, which is the device's on a CPU alone."""
+        if self.prefix is None or any(device.startswith("cuda") for device in self.device_ids):
+            return 0
+        return self.prefix.tree.nbytes // len(self.device_ids)
 
     @property
     def megabytes(self) -> int:

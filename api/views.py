@@ -11,6 +11,7 @@ from neuron.actors.daemon import (
     ModelInfo,
     ModelLoadFigures,
     ModelState,
+    OfferedModel,
     PrefixCacheFigures,
 )
 from neuron.actors.figures import RequestRecord
@@ -68,6 +69,19 @@ def openai_model(info: ModelInfo) -> bodies.OpenAiModel:
         context_length=info.context,
         max_model_len=info.context,
         status=_STATUS[info.state],
+    )
+
+
+def offered_model(offered: OfferedModel) -> bodies.OpenAiModel:
+    return bodies.OpenAiModel(
+        id=offered.id,
+        object="model",
+        created=0,
+        owned_by="neuron",
+        capabilities=offered.capabilities,
+        context_length=offered.context,
+        max_model_len=offered.context,
+        status="unloaded",
     )
 
 

@@ -216,3 +216,17 @@ async def test_room_on_every_device_of_a_group(tmp_path: Path) -> None:
         await room.take(75 * MIB)
         assert desk.unloaded == ["a/second", "a/first"]
         desk.catalogue.require("a/both").release()
+
+
+async def test_kept_prefixes_count_as_memory_of_their_model(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        entry = host.entry("fox")
+        before = entry.claimed_bytes
+        await host.ask("fox", "word " * 400)
+        assert entry.resident is not None
+        assert entry.resident.prefix is not None
+        kept = entry.resident.prefix.figures().bytes_used
+        assert kept > 0
+        assert entry.claimed_bytes == before + kept
+        entry.resident.device_ids = ("cuda:0",)
+        assert entry.claimed_bytes == before

@@ -17,6 +17,7 @@ from neuron.actors.daemon import (
     ModelInfo,
     ModelLoadFigures,
     ModelState,
+    OfferedModel,
 )
 from neuron.actors.errors import ModelNotFound
 from neuron.actors.events import Finish, FinishReason, InferenceEvent, Start, TextDelta, Timings, Usage
@@ -104,12 +105,15 @@ class FakeDaemon:
     def models(self, *, everything: bool = False) -> list[ModelInfo]:
         return [self.info()]
 
+    def offered(self) -> list[OfferedModel]:
+        return []
+
     def model(self, model_id: str) -> ModelInfo:
         if model_id not in (MODEL, "org/name"):
             raise ModelNotFound(model_id)
         return self.info()
 
-    def capabilities(self, model_id: str) -> tuple[str, ...]:
+    async def capabilities(self, model_id: str) -> tuple[str, ...]:
         return self.model(model_id).capabilities
 
     def load_figures(self) -> list[ModelLoadFigures]:

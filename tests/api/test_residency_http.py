@@ -20,6 +20,11 @@ def test_a_model_comes_with_its_first_request_and_goes_when_nobody_asks() -> Non
     scripts = {"lazy": say("here", {"eos": True}), "other": say("never", {"eos": True})}
     with DaemonProcess(scripts, CONFIG, models=[]) as daemon:
         assert daemon.get("/models") == []
+        listed = daemon.get("/v1/models")["data"]
+        assert [(entry["id"], entry["status"], entry["capabilities"]) for entry in listed] == [
+            ("test/lazy", "unloaded", ["text"])
+        ]
+        assert daemon.get("/v1/models/scripted:test/lazy") == daemon.get("/v1/models/test/lazy") == listed[0]
 
         def ask(model: str, content: object = "hi", stream: bool = False) -> httpx.Response:
             body = {"model": model, "messages": [{"role": "user", "content": content}], "stream": stream}
@@ -28,6 +33,7 @@ def test_a_model_comes_with_its_first_request_and_goes_when_nobody_asks() -> Non
 
         assert ask("small").json()["choices"][0]["message"]["content"] == "here"
         assert [entry["id"] for entry in daemon.get("/models")] == ["test/lazy"]
+        assert [entry["status"] for entry in daemon.get("/v1/models")["data"]] == ["loaded"]
         assert daemon.wait_for_log("idle model unloaded")["model"] == "test/lazy"
         daemon.wait_for_log("model unloaded")
         # What cannot be answered is refused as ever: loading changes no answer.

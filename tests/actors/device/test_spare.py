@@ -37,7 +37,7 @@ async def test_it_is_adopted_once_and_then_processes_are_fresh() -> None:
 async def test_one_that_died_ahead_of_its_use_costs_one_start() -> None:
     spare = Spare("cpu", "warning")
     os.kill(spare.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, spare.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, spare.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it is dead already
     async with anyio.create_task_group() as tasks:
         actor = DeviceActor("cpu", LimitSettings(), tasks, spare=spare)
         assert (await actor.ensure_started()).pid != spare.pid
