@@ -56,7 +56,7 @@ def read_processor(
 
     Raises InvalidConfig for values that do not fit the vision tower or are no numbers.
     """
-    config = _config(directory)
+    config = _config(directory, model_id)
     try:
         patch = _whole(config, "patch_size", vision.patch_size)
         merge = _whole(config, "merge_size", vision.spatial_merge_size)
@@ -84,9 +84,9 @@ def read_processor(
     return msgspec.structs.replace(processor, min_pixels=min(processor.min_pixels, processor.max_pixels))
 
 
-def _config(directory: Path) -> Mapping[str, object]:
+def _config(directory: Path, model_id: str) -> Mapping[str, object]:
     for name in _FILES:
-        found = read_object(directory / name)
+        found = read_object(directory / name, model_id)
         nested = found.get("image_processor")
         if isinstance(nested, Mapping):
             return nested

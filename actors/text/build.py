@@ -97,7 +97,7 @@ def _gguf(artifact: ModelArtifact, use_chat_template: bool) -> TextModel:
     except FormatError as error:
         raise InvalidTokenizer(error.message, model_id=artifact.model_id) from error
     template = find_template(artifact, gguf_template(metadata)) if use_chat_template else None
-    defaults = read_generation_defaults(artifact.directory)
+    defaults = read_generation_defaults(artifact.directory, artifact.model_id)
     tokenizer = gguf_tokenizer(
         metadata,
         model_id=artifact.model_id,
@@ -113,14 +113,14 @@ def _same_vocabulary(artifact: ModelArtifact) -> bool:
 
 def _safetensors(artifact: ModelArtifact, use_chat_template: bool) -> TextModel:
     template = find_template(artifact, None) if use_chat_template else None
-    defaults = read_generation_defaults(artifact.directory)
+    defaults = read_generation_defaults(artifact.directory, artifact.model_id)
     tokenizer = hf_tokenizer(
         artifact.directory,
         model_id=artifact.model_id,
         template_texts=template.texts if template else CHATML.texts,
         eos_ids=defaults.eos_ids,
     )
-    config = read_object(artifact.directory / "tokenizer_config.json")
+    config = read_object(artifact.directory / "tokenizer_config.json", artifact.model_id)
     named = {name: token_text(config.get(name)) for name in ("unk_token", "pad_token", "cls_token", "sep_token")}
     special_tokens = {name: text for name, text in named.items() if text}
     return _assemble(artifact, tokenizer, template, defaults.sampling, TEXT_ONLY, special_tokens)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from neuron.actors.errors import InvalidConfig, SourceUnreadable
 from neuron.actors.request import SamplingParams
 from neuron.runtime.logs import get_logger
 
@@ -16,10 +17,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     eos_ids: frozenset[int] = frozenset()
 
 
-def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """Union of the end tokens of both files; absent or unusable values are left out (logged, never an error)."""
-    generation = read_object(directory / "generation_config.json")
-    config = read_object(directory / "config.json")
+def read_generation_defaults(directory: Path, model_id: str) -> GenerationDefaults:
+    """Union of the end tokens of both files; absent or unusable values are left out. Raises SourceUnreadable."""
+    generation = read_object(directory / "generation_config.json", model_id)
+    config = read_object(directory / "config.json", model_id)
     nested = config.get("text_config")
     ids = set(_ids(generation.get("eos_token_id"))) | set(_ids(config.get("eos_token_id")))
     if isinstance(nested, dict):
@@ -27,18 +28,28 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
     return GenerationDefaults(sampling=_sampling(generation), eos_ids=frozenset(ids))
 
 
-def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in `path`; {} when there is no such file or it cannot be used."""
+def read_object(path: Path, model_id: str, *, strict: bool = False) -> dict[str, object]:
+    """The JSON object in `path`; {} when there is no such file, or (logged) it holds something else.
+
+    Raises SourceUnreadable when the disk or its permissions stand in the way: what a model says of itself is not
+    passed over because it could not be read. `strict`: something else raises InvalidConfig.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(path.name)
         value = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
+        if not isinstance(value, dict):
+            raise ValueError(path.name)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise SourceUnreadable(f"{path.name} cannot be read: {error.strerror}.", model_id=model_id) from error
+    except (ValueError, RecursionError) as error:
+        if strict:
+            raise InvalidConfig(f"{path.name} is not a JSON object.", model_id=model_id) from error
         log.warning("a configuration file of the model cannot be used", file=path.name, reason=type(error).__name__)
         return {}
-    return value if isinstance(value, dict) else {}
+    return value
 
 
 def _ids(value: object) -> list[int]:

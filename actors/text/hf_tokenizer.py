@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from neuron.actors.errors import InvalidTokenizer
+from neuron.actors.errors import InvalidTokenizer, SourceUnreadable
 from neuron.actors.text.byte_pieces import byte_level_piece, sentencepiece_piece
 from neuron.actors.text.control import AddedToken, end_tokens, is_control
 from neuron.actors.text.generation_defaults import read_object
@@ -25,9 +25,10 @@ def hf_tokenizer(
 ) -> SegmentTokenizer:
     """The tokenizer of `directory`. `eos_ids`: end tokens that config files name. Raises InvalidTokenizer."""
     content = _read(directory / "tokenizer.json", model_id)
+    named = read_object(directory / "tokenizer_config.json", model_id, strict=True)
     config = {
-        **read_object(directory / "special_tokens_map.json"),
-        **{key: value for key, value in read_object(directory / "tokenizer_config.json").items() if value is not None},
+        **read_object(directory / "special_tokens_map.json", model_id),
+        **{key: value for key, value in named.items() if value is not None},
     }
     with native_errors("tokenizer.json cannot be used.", model_id):
         description: Json = msgspec.json.decode(content, type=dict[str, Any])
@@ -42,8 +43,10 @@ def _read(path: Path, model_id: str) -> bytes:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
             raise InvalidTokenizer(f"tokenizer.json is larger than {MAX_TOKENIZER_BYTES >> 20} MiB.", model_id=model_id)
         return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise InvalidTokenizer("The model has no tokenizer.json.", model_id=model_id) from error
     except OSError as error:
-        raise InvalidTokenizer("The model has no readable tokenizer.json.", model_id=model_id) from error
+        raise SourceUnreadable(f"tokenizer.json cannot be read: {error.strerror}.", model_id=model_id) from error
 
 
 def _native(description: Json, control: Sequence[AddedToken]) -> Tokenizer:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from neuron.actors.errors import PreflightError
+from neuron.actors.errors import PreflightError, SourceUnreadable
 from neuron.actors.sources.artifact import ModelArtifact
 from neuron.actors.text.generation_defaults import read_object
 from neuron.runtime.logs import get_logger
@@ -48,14 +48,15 @@ def find_template(artifact: ModelArtifact, built_in: ChatTemplate | None) -> Cha
     """The model's template; None (with one warning) when it has none.
 
     Precedence: the operator's file, chat_template.jinja (and additional_chat_templates/tool_use.jinja),
-    chat_template.json, tokenizer_config.json, then `built_in` (GGUF metadata, script). Raises InvalidTemplate.
+    chat_template.json, `built_in` (GGUF metadata, script), then tokenizer_config.json. A file that is there and
+    cannot be used is an error, not a reason to take the next: raises InvalidTemplate, InvalidConfig, SourceUnreadable.
     """
     found = (
         operator_template(artifact)
         or _template_files(artifact)
-        or _named(read_object(artifact.directory / "chat_template.json").get("chat_template"))
+        or _from_json(artifact, "chat_template.json")
         or built_in
-        or _named(read_object(artifact.directory / "tokenizer_config.json").get("chat_template"))
+        or _from_json(artifact, "tokenizer_config.json")
     )
     return _checked(artifact, found)
 
@@ -115,9 +116,15 @@ def _read(path: Path, model_id: str, *, required: bool = False) -> str | None:
     except OSError as error:
         if required:
             raise InvalidTemplate("The configured chat template file cannot be read.", model_id=model_id) from error
-        return None
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return None
+        raise SourceUnreadable(f"{path.name} cannot be read: {error.strerror}.", model_id=model_id) from error
     except UnicodeDecodeError as error:
         raise InvalidTemplate("The chat template is not UTF-8 text.", model_id=model_id) from error
+
+
+def _from_json(artifact: ModelArtifact, name: str) -> ChatTemplate | None:
+    return _named(read_object(artifact.directory / name, artifact.model_id, strict=True).get("chat_template"))
 
 
 def _named(value: object) -> ChatTemplate | None:

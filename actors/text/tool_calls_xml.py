@@ -165,7 +165,7 @@ class XmlScanner:
             named = _NAMED.fullmatch(tag)
             if named is not None:
                 kind = TagKind.FUNCTION if named[1] == "function" else TagKind.PARAMETER
-                name = named[2].strip()
+                name = _name(named[2])
         if self._bare_end():
             if kind is TagKind.CALL_END:
                 self._blank = ""
@@ -237,6 +237,18 @@ class XmlScanner:
             stop = following
             if close is not None and not raw[close[1] : following].strip():
                 stop = close[0]
-            value = raw[parameter.value_start : stop].removeprefix("\n")
-            arguments[parameter.key] = typed_value(value.removesuffix("\n"), properties.get(parameter.key), root)
+            value = _between_lines(raw[parameter.value_start : stop])
+            arguments[parameter.key] = typed_value(value, properties.get(parameter.key), root)
         return arguments
+
+
+def _between_lines(value: str) -> str:
+    """Without the one line break on each side that belongs to the form: of the kind that the form begins with."""
+    line_break = "\r\n" if value.startswith("\r\n") else "\n"
+    return value.removeprefix(line_break).removesuffix(line_break)
+
+
+def _name(text: str) -> str:
+    """`text` without blanks around it, and without quotes, which some models write as in HTML."""
+    name = text.strip()
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "\"'" else name

@@ -1,19 +1,16 @@
 """In-situ quantisation from outside: a safetensors model loaded with `quant` over HTTP and by the command line."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.harness.daemon import ROOT, DaemonProcess
-from tests.kernels.decoder.tiny import tiny
+from tests.harness.dense_model import compiled_code, directory_source, write_dense_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,29 +19,11 @@ MODEL = "local:test/dense"
 LOAD_S = 120.0
 
 
-def byte_level() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", normalized=False)])
-    return tokenizer
-
-
 @pytest.fixture(name="daemon", scope="module")
 def _daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     root = tmp_path_factory.mktemp("models")
-    folder = root / "test" / "dense"
-    folder.mkdir(parents=True)
-    wide: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05, "vocab_size": 257}
-    tiny(folder, "Qwen3", **wide, bos_token_id=None, eos_token_id=256, pad_token_id=None)
-    byte_level().save(str(folder / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
-    config = f'[sources.local]\nkind = "directory"\npath = {json.dumps(str(root))}\n'
-    # Code that is compiled already need not be compiled for this daemon.
-    environment = {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
-    with DaemonProcess(config=config, environment=environment) as daemon:
+    write_dense_model(root / "test" / "dense")
+    with DaemonProcess(config=directory_source(root), environment=compiled_code()) as daemon:
         yield daemon
 
 

@@ -48,7 +48,7 @@ class DaemonProcess:
     """Context manager. `scripts`: name -> script (the JSON of the contract); `config`: more TOML for the file.
 
     `models`: names of scripts (or full ids) to load at start, all scripts when None. With `wait` the block begins when
-    every start-up model has loaded or failed.
+    every start-up model has loaded or failed. `unkind`: what tests.harness.unkind does to it, nothing when empty.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class DaemonProcess:
         environment: Mapping[str, str] | None = None,
         wait: bool = True,
         port: int = 0,
+        unkind: Sequence[str] = (),
     ) -> None:
         self.scripts = dict(scripts or {})
         self.config = config
@@ -71,6 +72,7 @@ class DaemonProcess:
         self.environment = dict(environment or {})
         self.wait = wait
         self.port = port
+        self.unkind = list(unkind)
         self.process: subprocess.Popen[bytes]
         self._lines: list[str] = []
         self._news = threading.Condition()
@@ -110,7 +112,8 @@ class DaemonProcess:
         config = self.directory / "neuron.toml"
         source = f'\n[sources.scripted]\nkind = "scripted"\npath = {json.dumps(str(self.directory / "scripts"))}\n'
         config.write_text(self.config + source, encoding="utf-8")
-        command = [sys.executable, "-m", "neuron", "serve", "--config", str(config), "--port", str(self.port)]
+        program = ["tests.harness.unkind", *self.unkind, "--"] if self.unkind else ["neuron"]
+        command = [sys.executable, "-m", *program, "serve", "--config", str(config), "--port", str(self.port)]
         command += ["--enable-scripted", "--log-format", "json"]
         for model_id in self.model_ids:
             command += ["--model", model_id]

@@ -49,6 +49,18 @@ def test_whitespace_of_values_is_kept() -> None:
     assert json.loads(out.calls[0][1]) == {"old": "    if x:\n        return 1\n"}
 
 
+def test_the_line_break_of_the_form_may_be_that_of_windows() -> None:
+    form = xml("edit", ("old", "a\n b"), ("n", "7")).replace("\n", "\r\n")
+    assert json.loads(run_all(form, BARE).calls[0][1]) == {"old": "a\r\n b", "n": 7}
+    assert json.loads(run_all(xml("edit", ("old", "a\r\n")), BARE).calls[0][1]) == {"old": "a\r\n"}
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_quoted_names(quote: str) -> None:
+    text = xml(f"{quote}edit{quote}", (f"{quote}n{quote}", "7"))
+    assert run_all(text, BARE).calls == [("edit", '{"n": 7}')]
+
+
 def test_types_from_the_schema() -> None:
     out = run_all(xml("edit", ("n", "7"), ("old", "007")), BARE)
     assert json.loads(out.calls[0][1]) == {"n": 7, "old": "007"}

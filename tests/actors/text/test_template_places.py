@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron.actors.errors import InvalidConfig, SourceUnreadable
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.text.template import ChatTemplate, InvalidTemplate, find_template, gguf_template
 
@@ -74,10 +75,26 @@ def test_gguf_metadata() -> None:
 
 
 def test_none_is_one_warning_that_names_the_fallback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    put(tmp_path, tokenizer_config__json={}, chat_template__json="not an object")
+    put(tmp_path, tokenizer_config__json={})
     assert find_template(artifact(tmp_path), None) is None
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("falling back to ChatML") == 1
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"{", b'"text"', b"[" * 100_000, b"\xff"])
+def test_a_file_that_cannot_be_used_is_not_passed_over(tmp_path: Path, name: str, content: bytes) -> None:
+    """Another template would answer, and nobody would know why the answers are bad."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidConfig):
+        find_template(artifact(tmp_path), None)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(SourceUnreadable):
+        find_template(artifact(tmp_path), None)
 
 
 def test_templates_over_the_cap_are_refused(tmp_path: Path) -> None:
