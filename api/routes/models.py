@@ -31,7 +31,7 @@ def register(app: Quart, daemon: Daemon) -> None:
 
     @app.get("/models/<path:model_id>/capabilities")
     async def capabilities(model_id: str) -> Response:
-        return reply_json(bodies.CapabilitiesBody(daemon.capabilities(model_id)))
+        return reply_json(bodies.CapabilitiesBody(await daemon.capabilities(model_id)))
 
     @app.post("/models/load")
     async def load() -> Response:

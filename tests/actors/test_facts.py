@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,25 @@ async def test_a_model_loaded_from_one_source_answers_to_its_bare_id(tmp_path: P
 
 async def test_capabilities_of_models_that_are_not_resident(tmp_path: Path) -> None:
     async with daemon(tmp_path, {"m": turn("one", EOS)}, load=False) as host:
-        assert host.registry.capabilities("scripted:test/m") == ("text",)
+        assert await host.registry.capabilities("scripted:test/m") == ("text",)
         for name in ("scripted:test/none", "nowhere:a/b", "huggingface:a/b", "nonsense", ""):
             with pytest.raises(ModelNotFound):
-                host.registry.capabilities(name)
+                await host.registry.capabilities(name)
+
+
+async def test_files_of_a_model_that_is_not_resident_are_not_read_on_the_loop(tmp_path: Path) -> None:
+    """A gateway asks for every model that it has heard of, on disks that may be slow."""
+    async with daemon(tmp_path, {"m": turn("one", EOS)}, load=False) as host:
+        threads: list[threading.Thread] = []
+        read = host.registry._loader.local_capabilities
+
+        def note(model_id: str) -> tuple[str, ...]:
+            threads.append(threading.current_thread())
+            return read(model_id)
+
+        host.registry._loader.local_capabilities = note  # type: ignore[method-assign]
+        assert await host.registry.capabilities("scripted:test/m") == ("text",)
+        assert threading.main_thread() not in threads
 
 
 async def test_preflight_starts_no_device(tmp_path: Path) -> None:

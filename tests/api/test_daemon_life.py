@@ -199,6 +199,12 @@ def test_life_01_idle_stop_is_orderly() -> None:
         assert all(not _alive(pid) for pid in pids)
 
 
+def test_a_thread_that_never_comes_back_does_not_keep_the_daemon() -> None:
+    with DaemonProcess({"plain": say("x")}, unkind=["stuck-thread"]) as daemon:
+        assert daemon.terminate() == 0
+        assert daemon.log_lines("stopped") != []
+
+
 def test_ready_and_health_while_draining() -> None:
     with DaemonProcess({"endless": ENDLESS}, "[server]\nshutdown_seconds = 2.0\n") as daemon:
         thread, _ = stream_in_thread(daemon, "endless", max_tokens=4000)
