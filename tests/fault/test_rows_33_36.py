@@ -44,8 +44,7 @@ def nothing_left(held: Rows, old: list[int]) -> None:
     assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(places)]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
+@pytest.mark.parametrize(("phase", "victim"), [("idle", 1), ("prefill", 1), ("decode", 0), ("decode", 1)])
 def test_row_33_rank_death(held: Rows, phase: str, victim: int) -> None:
     with held.row():
         ranks = pids(held)

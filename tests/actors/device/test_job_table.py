@@ -132,3 +132,27 @@ async def test_the_next_jobs_clock_starts_when_it_becomes_the_head() -> None:
     second.started_at = 0.0
     table.deliver(Done(1))
     assert second.started_at > 0
+
+
+async def test_the_limit_of_a_group_s_job_counts_once_every_rank_can_begin() -> None:
+    """The second rank's process has another job before it."""
+    first, second = _table(), _table()
+    before = _add(second)
+    here, there = _add(first), _add(second)
+    here.peers, there.peers = [there], [here]
+    assert here.begun_at is not None
+    assert (there.begun_at, here.since) == (None, None)
+    second.deliver(Done(before.job.job))
+    assert there.begun_at is not None
+    assert here.since == there.since == there.begun_at >= here.begun_at
+
+
+async def test_an_answer_is_told_once() -> None:
+    table = _table()
+    pending = _add(table)
+    told: list[object] = []
+    pending.on_answer = told.append
+    table.deliver(Done(1, 10))
+    pending.settle(lambda: ProtocolError("late"))
+    assert told == [Done(1, 10)]
+    assert await pending.reply() == Done(1, 10)
