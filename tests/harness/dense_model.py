@@ -17,7 +17,7 @@ def write_dense_model(folder: Path) -> None:
     """config.json, model.safetensors and the tokenizer, ready for a source of kind directory."""
     folder.mkdir(parents=True)
     tiny(folder, "Qwen3", **_WIDE, bos_token_id=None, eos_token_id=256, pad_token_id=None)
-    _byte_level().save(str(folder / "tokenizer.json"))
+    byte_level().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE, "eos_token": "<|end|>"}))
 
 
@@ -31,7 +31,8 @@ def compiled_code() -> dict[str, str]:
     return {"XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))}
 
 
-def _byte_level() -> Tokenizer:
+def byte_level() -> Tokenizer:
+    """Ids 0 to 255 are bytes, 256 is the end."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
