@@ -32,7 +32,7 @@ def compiled_code() -> dict[str, str]:
 
 
 def byte_level() -> Tokenizer:
-    """Ids 0 to 255 are bytes, 256 is the end."""
+    """An id for each byte; 256 is the end."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
