@@ -230,9 +230,9 @@ class LoadDesk:
         if not device_ids:
             return
         device = self._devices.port(device_ids)
-        alone = [device_id for device_id in device_ids if self._is_alone(entry, device_id)]
+        shared = not all(self._is_alone(entry, device_id) for device_id in device_ids)
         try:
-            if len(alone) < len(device_ids) and resident is not None and device.info().state == "ready":
+            if shared and resident is not None and device.info().state == "ready":
                 handle = resident.handle
                 with anyio.move_on_after(max(0.1, deadline - time.monotonic())) as limit:
                     await device.call(lambda job: Drop(job, handle))
@@ -241,8 +241,10 @@ class LoadDesk:
         except NeuronError as error:
             log.warning("unload: the device process ended instead", model=entry.model_id, reason=error.code)
         async with anyio.create_task_group() as tasks:
-            for device_id in alone:
-                tasks.start_soon(self._devices.get(device_id).release, max(0.1, deadline - time.monotonic()))
+            for device_id in device_ids:
+                # Looked at again: a load may have come to it meanwhile.
+                if self._is_alone(entry, device_id):
+                    tasks.start_soon(self._devices.get(device_id).release, max(0.1, deadline - time.monotonic()))
 
     def _is_alone(self, entry: ModelActor, device_id: str) -> bool:
         """Whether no other model uses the process of a device."""
