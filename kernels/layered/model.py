@@ -1,6 +1,6 @@
 """LayeredModel: a resident decoder, or one rank of it, layer by layer. SeeingLayeredModel: one that takes images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ import torch
 from neuron.kernels.arguments import check_forward
 from neuron.kernels.engine import ModelMemory, PixelScale
 from neuron.kernels.engine import Span as ImageSpan
+from neuron.kernels.layered.graph import StepState
 from neuron.kernels.layered.passes import Passes
 from neuron.kernels.layered.sequence import LayeredSequence
 from neuron.kernels.prefix.store import BlockStore
@@ -93,6 +94,12 @@ class LayeredModel:
         """Tokens that `sequence` holds."""
         held = self._sequences.get(sequence)
         return 0 if held is None else held.length
+
+    def replayable(self, sequence: int) -> Callable[[], None] | None:
+        """The recorded step of `sequence` without the host's part of it, where steps are recorded. For measurements."""
+        held = self._held(sequence)
+        recorded = held.step is not None and held.step.graphed.state is StepState.RECORDED
+        return held.step.graphed.run if recorded and held.step is not None else None
 
     def save_rows(self, sequence: int, block: int, begin: int, end: int) -> int:
         """See PrefixBlocks.save_rows. A rank keeps the rows of its own heads."""
