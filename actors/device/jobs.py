@@ -213,8 +213,8 @@ class GroupInit(Message, frozen=True):
     """Join the tensor-parallel group that meets in the directory `store`; Done when all ranks are in.
 
     `group` is a number above 0 that the daemon chose for these processes. With `collectives` tensors can be summed
-    over it, without (scripts) the ranks only agree on jobs; a group may be given them later. Fault `tp_init_failed`
-    past `timeout_s`.
+    over it, without (scripts) the ranks only agree on jobs; a group may be given them later. `replaces`: a group that
+    these processes were in before and need no more, or 0. Fault `tp_init_failed` past `timeout_s`.
     """
 
     group: int
@@ -223,6 +223,7 @@ class GroupInit(Message, frozen=True):
     store: str
     timeout_s: float
     collectives: bool
+    replaces: int = 0
 
 
 class GroupSanity(Message, frozen=True):

@@ -104,15 +104,16 @@ class DeviceGroup:
             pids = tuple(rank.info().pid for rank in self._ranks)
             if self._pids == pids and (self._collectives or not collectives):
                 return
+            before = 0
             if self._pids != pids:
-                self._number = next(self._numbers)
+                before, self._number = self._number, next(self._numbers)
                 self._ends, self._ended = Ends(), None
                 self._collectives = False
                 self._handles.clear()
             self._pids = pids
             begun = time.monotonic()
             try:
-                await self._meet(collectives)
+                await self._meet(collectives, before)
             except BaseException:
                 self._pids = None
                 raise
@@ -125,12 +126,15 @@ class DeviceGroup:
                 elapsed_ms=round((time.monotonic() - begun) * 1e3, 1),
             )
 
-    async def _meet(self, collectives: bool) -> None:
+    async def _meet(self, collectives: bool, before: int) -> None:
         size, number = len(self._ranks), self._number
         with meeting_place() as place:
             store = str(place)
             await self._post_each(
-                [jobs.GroupInit(0, number, rank, size, store, JOIN_SECONDS, collectives) for rank in range(size)]
+                [
+                    jobs.GroupInit(0, number, rank, size, store, JOIN_SECONDS, collectives, before)
+                    for rank in range(size)
+                ]
             ).reply()
             counted = await self._post_each([jobs.GroupSanity(0, number)] * size).reply()
         if not isinstance(counted, jobs.Done) or counted.value != size:

@@ -61,13 +61,14 @@ class Memberships:
             raise RequestFault("internal_error", f"this process is not in group {number}")
         return membership
 
-    def join(self, job: GroupInit, device: str, used: set[int]) -> Membership:
-        """Find the other ranks. Groups outside `used` are forgotten. Raises JoinError."""
+    def join(self, job: GroupInit, device: str) -> Membership:
+        """Find the other ranks. Raises JoinError."""
         if job.collectives:
             import neuron.kernels.collectives  # noqa: F401 - seconds that are not to count against the limit
         deadline = time.monotonic() + job.timeout_s
-        for number in [number for number in self._by_number if number not in used and number != job.group]:
-            self._by_number.pop(number).close()
+        replaced = self._by_number.pop(job.replaces, None)
+        if replaced is not None:
+            replaced.close()
         membership = self._by_number.get(job.group)
         directory = Path(job.store)
         if membership is None:

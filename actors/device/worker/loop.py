@@ -246,7 +246,7 @@ class WorkerLoop:
 
     def _group_init(self, job: jobs.GroupInit) -> Reply:
         self._hit("tp.init")
-        self._groups.join(job, self._platform.id, self._slab.groups())
+        self._groups.join(job, self._platform.id)
         return Done(job.job)
 
     def _group_sanity(self, job: jobs.GroupSanity) -> Reply:

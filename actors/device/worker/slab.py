@@ -65,10 +65,6 @@ class Slab:
         self.check_free(handle)
         self._residents[handle] = Resident(model, membership)
 
-    def groups(self) -> set[int]:
-        """Numbers of the groups that models here belong to."""
-        return {held.membership.group for held in self._residents.values() if held.membership is not None}
-
     def attach(self, handle: int, name: str, rows: int, row_bytes: int) -> None:
         """Map the logits segment of a model. Raises RequestFault for a row of another length, ProtocolError."""
         resident = self.get(handle)

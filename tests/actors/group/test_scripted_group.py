@@ -1,5 +1,6 @@
 """A model on several device processes, scripted: answers, deaths in every phase, faults of one rank, cures."""
 
+import functools
 import json
 import os
 import signal
@@ -331,28 +332,6 @@ async def test_a_model_that_comes_while_a_group_goes_keeps_its_process(tmp_path:
             assert (await host.ask(name)).text == "The quick brown fox"
 
 
-async def test_a_model_that_comes_while_a_group_goes_keeps_its_process(tmp_path: Path) -> None:
-    async with daemon(tmp_path, {"m": FOX, "one": FOX, "late": FOX}, load=False) as host:
-        await host.load("m", tensor_parallel=2, devices=RANKS)
-        await host.load("one", devices=("cpu",))
-        group = host.registry._devices.port(RANKS)
-        call, dropping, go_on = group.call, anyio.Event(), anyio.Event()
-
-        async def slow(build: Any, **options: Any) -> Any:
-            dropping.set()
-            await go_on.wait()
-            return await call(build, **options)
-
-        group.call = slow  # type: ignore[method-assign]
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(host.registry.unload, "test/m")
-            await dropping.wait()
-            await host.load("late", devices=("cpu:1",))
-            go_on.set()
-        for name in ("late", "one"):
-            assert (await host.ask(name)).text == "The quick brown fox"
-
-
 async def test_groups_that_share_a_device_take_turns(tmp_path: Path) -> None:
     """All ranks see the jobs of all models in one order, so none waits for a peer that waits for another."""
     async with daemon(tmp_path, {}, load=False) as host:
@@ -435,3 +414,15 @@ async def test_a_resident_group_and_another_wish(tmp_path: Path) -> None:
         for wish in ({"tensor_parallel": 4}, {"tensor_parallel": 1}, {"devices": ("cpu",)}):
             with pytest.raises(AlreadyLoaded):
                 await host.load("m", **wish)
+
+
+async def test_loads_at_one_time_on_shared_devices(tmp_path: Path) -> None:
+    """Two groups meet in the same process while neither holds a model yet."""
+    async with daemon(tmp_path, {}, load=False) as host:
+        places = {"one": ("cpu", "cpu:1"), "two": ("cpu:1", "cpu:2"), "three": ("cpu", "cpu:1", "cpu:2")}
+        async with anyio.create_task_group() as tasks:
+            for name, devices in places.items():
+                host.write(name, FOX)
+                tasks.start_soon(functools.partial(host.load, name, tensor_parallel=len(devices), devices=devices))
+        for name in places:
+            assert (await host.ask(name)).text == "The quick brown fox"
