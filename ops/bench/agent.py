@@ -75,15 +75,19 @@ class Agent:
         return time.perf_counter() - start, prefill.reused
 
 
-async def measure(
-    agent: Agent, peer: LlamaCpp | None, turns: int, tokens: int, *, cold: bool, other: bool
-) -> list[Turn]:
+def sizes(turns: int, tokens: int, first: int) -> list[int]:
+    """New tokens of each turn: `first` of the first one (0: as many as of any other), the rest in equal parts."""
+    if not first:
+        return [tokens // turns] * turns
+    return [first, *[(tokens - first) // (turns - 1)] * (turns - 1)]
+
+
+async def measure(agent: Agent, peer: LlamaCpp | None, new: list[int], *, cold: bool, other: bool) -> list[Turn]:
     """`other`: another conversation takes the sequence before each turn, so that all rows are copied back."""
     chance = np.random.default_rng(0)
-    size = tokens // turns
     history: list[int] = []
     found: list[Turn] = []
-    for number in range(turns):
+    for number, size in enumerate(new):
         known = len(history)
         history += [*chance.integers(100, 40_000, size - 1).tolist(), _TURN_END]
         prompt = history + _TAIL
@@ -92,7 +96,8 @@ async def measure(
         before = agent.cache.counters.restore_ms
         warm, reused = await agent.warm(prompt)
         restore = (agent.cache.counters.restore_ms - before) / 1e3
-        alone = await agent.without(prompt[reused:])
+        # Of the first turn that is what was just measured.
+        alone = await agent.without(prompt[reused:]) if number else warm
         beside = peer.turn(prompt, len(_TAIL)) if peer is not None else (None, 0)
         from_nothing = await agent.without(prompt) if cold else None
         found.append(Turn(len(prompt), reused, known, warm, alone, restore, from_nothing, *beside))
@@ -132,6 +137,7 @@ def _report(found: list[Turn], agent: Agent) -> None:
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.option("--turns", default=12, show_default=True)
 @click.option("--tokens", default=8192, show_default=True, help="Of the last prompt.")
+@click.option("--first", default=0, help="Of the first turn, which a session begins with; the others share the rest.")
 @click.option("--budget-mb", default=2048, show_default=True)
 @click.option("--threads", default=0, help="All cores by default.")
 @click.option("--cold/--no-cold", default=False, help="Also compute each whole prompt.")
@@ -142,6 +148,7 @@ def main(
     model: Path,
     turns: int,
     tokens: int,
+    first: int,
     budget_mb: int,
     threads: int,
     cold: bool,
@@ -158,7 +165,7 @@ def main(
     agent = Agent(loaded, budget_mb)
 
     async def run() -> list[Turn]:
-        return await measure(agent, beside, turns, tokens, cold=cold, other=other)
+        return await measure(agent, beside, sizes(turns, tokens, first), cold=cold, other=other)
 
     try:
         _report(anyio.run(run), agent)
