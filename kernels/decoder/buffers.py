@@ -12,7 +12,7 @@ from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.gdn.state import state_shape
-from neuron.kernels.quant.quads import QUAD
+from neuron.kernels.quant.activations import padded, quants_bytes, scales_bytes
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Bytes, Matrix, aligned_bytes
 
@@ -93,7 +93,7 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
     values, heads = shape.linear_value_heads * shape.linear_value_dim, shape.linear_value_heads
     channels = 2 * shape.linear_key_heads * shape.linear_key_dim + values
     private_linear = 8 * (shape.linear_key_dim + shape.linear_value_dim)
-    widest = -(-max(config.hidden_size, config.intermediate_size, query, values) // QUAD) * QUAD
+    widest = padded(max(config.hidden_size, config.intermediate_size, query, values))
     part = config.num_heads * threads * (config.head_dim + 2) * 4
     buffers = StepBuffers(
         barrier=team.barrier_state,
@@ -109,16 +109,16 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
         positions=arena.take("positions", PREFILL_ROWS * 8),
         caches=arena.take("caches", PREFILL_ROWS * 8),
         normed=arena.take("normed", threads * rows * widest * 4),
-        quants=arena.take("quants", threads * rows * widest * 2),
-        scales=arena.take("scales", threads * rows * widest // 4),
+        quants=arena.take("quants", threads * rows * quants_bytes(widest)),
+        scales=arena.take("scales", threads * rows * scales_bytes(widest)),
         scores=arena.take("scores", threads * TILE * 4),
         private_normed=rows * widest * 4,
-        private_quants=rows * widest * 2,
-        private_scales=rows * widest // 4,
+        private_quants=rows * quants_bytes(widest),
+        private_scales=rows * scales_bytes(widest),
         private_scores=TILE * 4,
         normed_step=widest * 4,
-        quants_step=widest * 2,
-        scales_step=widest // 4,
+        quants_step=quants_bytes(widest),
+        scales_step=scales_bytes(widest),
         query_gate=arena.take("query_gate", rows * query * 4 * config.attn_output_gate),
         mixed=arena.take("mixed", rows * channels * 4),
         z=arena.take("z", rows * values * 4),

@@ -6,8 +6,8 @@ from torch.nn import functional
 
 from neuron.kernels.decoder.buffers import STEP_ROWS
 from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.quant.activations import quants_bytes, scales_bytes
 from neuron.kernels.quant.products import expand_matrix, multiply, quantise_rows
-from neuron.kernels.quant.quads import QUAD
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Matrix, aligned_bytes
 
@@ -57,12 +57,10 @@ class BlockLinear:
     def _by_blocks(self, x: torch.Tensor) -> torch.Tensor:
         """float32 x [n, cols] with the rows as stored; for blocks as int16 groups, see quant.activations."""
         held, (n, cols) = self._matrix, x.shape
-        padded = -(-cols // QUAD) * QUAD
-        quants = torch.empty(n, padded, dtype=torch.int16)
-        scales = torch.empty(n, padded // 16)
+        quants, scales = (torch.empty(n, size(cols), dtype=torch.uint8) for size in (quants_bytes, scales_bytes))
         out = torch.empty(n, held.rows)
         kind = int(held.kind)
-        steps = (cols * 4, padded * 2, padded // 4)
+        steps = (cols * 4, quants.shape[1], scales.shape[1])
         addresses = (x.data_ptr(), quants.data_ptr(), scales.data_ptr())
         pairs = (number for pair in zip(addresses, steps, strict=True) for number in pair)
         quantise_rows(kind, n, cols, *pairs)

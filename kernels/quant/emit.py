@@ -21,7 +21,11 @@ def host_features() -> frozenset[str]:
 
 
 def has_byte_products() -> bool:
-    """Whether this CPU multiplies bytes and adds them in fours at full width (AVX-512 VNNI)."""
+    """Whether this CPU multiplies bytes and adds them in fours (AVX-512 VNNI, or AVX-VNNI with half the width)."""
+    return _has_wide_byte_products() or "avxvnni" in host_features()
+
+
+def _has_wide_byte_products() -> bool:
     return {"avx512vnni", "avx512bw", "avx512vl"} <= host_features()
 
 
@@ -142,11 +146,16 @@ class Emitter:
         return self.b.add(self.pick(products, range(0, 32, 2)), self.pick(products, range(1, 32, 2)))
 
     def byte_products(self, total: ir.Value, unsigned: ir.Value, signed: ir.Value) -> ir.Value:
-        """total <n x i32> + products of <4n x i8> unsigned with <4n x i8> signed, in fours. Needs has_byte_products."""
-        lanes = total.type.count
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        call = self._intrinsic(name, total.type, [total.type] * 3)
-        return self.b.call(call, [total, self.b.bitcast(unsigned, total.type), self.b.bitcast(signed, total.type)])
+        """total <16 x i32> + products of <64 x i8> unsigned with <64 x i8> signed, in fours. See has_byte_products."""
+        operands = [total, self.b.bitcast(unsigned, total.type), self.b.bitcast(signed, total.type)]
+        if _has_wide_byte_products():
+            call = self._intrinsic("llvm.x86.avx512.vpdpbusd.512", total.type, [total.type] * 3)
+            return self.b.call(call, operands)
+        half = ir.VectorType(I32, 8)
+        call = self._intrinsic("llvm.x86.avx512.vpdpbusd.256", half, [half] * 3)
+        parts = (range(8), range(8, 16))
+        low, high = (self.b.call(call, [self.pick(operand, part) for operand in operands]) for part in parts)
+        return self.join(low, high)
 
     def _vnni(self, call: ir.Function, a: ir.Value, b: ir.Value) -> ir.Value:
         sums = ir.VectorType(I32, 16)

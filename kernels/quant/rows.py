@@ -14,9 +14,8 @@ from numba.extending import intrinsic
 
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.blocks import UNPACK, Group, float_group
+from neuron.kernels.quant.byte_rows import byte_dot
 from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter, has_byte_products
-from neuron.kernels.quant.quads import QUADS, quad_dot
-from neuron.kernels.quant.superblocks import SUPERBLOCKS, superblock_dot
 
 _LANES = 16
 
@@ -81,10 +80,8 @@ def block_dot(kind: GgmlType) -> Any:
     unroll = 4 if groups == 1 else 1
 
     def body(e: Emitter, row: ir.Value, q: ir.Value, d: ir.Value, cols: ir.Value) -> ir.Value:
-        if kind in QUADS and has_byte_products():
-            return quad_dot(e, QUADS[kind], row, q, d, cols)
-        if kind in SUPERBLOCKS and has_byte_products():
-            return superblock_dot(e, kind, row, q, d, cols)
+        if has_byte_products():
+            return byte_dot(e, kind, row, q, d, cols)
         blocks = e.b.udiv(cols, e.i64(kind.block_size))
         lanes = ir.VectorType(F32, _LANES)
         vectors = [cgutils.alloca_once_value(e.b, e.splat(F32, _LANES, 0.0)) for _ in range(max(unroll, 2))]
