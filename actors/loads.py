@@ -20,7 +20,7 @@ from neuron.actors.errors import AlreadyLoaded, ModelUnloading
 from neuron.actors.figures import Figures
 from neuron.actors.load_job import LoadJob
 from neuron.actors.loading import Loader, LoadPlan, abandon
-from neuron.actors.model import ModelActor
+from neuron.actors.model import POISONING, ModelActor
 from neuron.actors.residency import Residency
 from neuron.actors.settings import ModelSettings, Settings
 from neuron.actors.sources.ids import parse_model_id
@@ -158,6 +158,9 @@ class LoadDesk:
             entry.load_failed(error)
             log.error("load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error))
         job.finish(error)
+        if entry.state is ModelState.POISONED and isinstance(error, POISONING):
+            # The process of a recovery died as well: while the budget lasts it is tried again.
+            self._on_poisoned(entry)
 
     async def _attempt(self, entry: ModelActor, plan: LoadPlan, job: LoadJob) -> NeuronError | None:
         try:

@@ -167,6 +167,15 @@ async def test_unload_when_the_process_is_already_gone(tmp_path: Path) -> None:
         assert host.registry.models() == []
 
 
+async def test_a_process_that_dies_in_a_recovery_is_recovered_from(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"m": FOX}, recovery=RecoverySettings(mode=RecoveryMode.AUTO)) as host:
+        host.write("m", turn("better", EOS, fault=fault("kill", 0, "load")))
+        host.kill()
+        await host.until_state("m", ModelState.RECOVERING)
+        await host.until_state("m", ModelState.READY, 30)
+        assert (await host.ask("m")).text == "better"
+
+
 async def test_automatic_recovery_within_its_budget(tmp_path: Path) -> None:
     recovery = RecoverySettings(mode=RecoveryMode.AUTO, restart_budget=2)
     async with daemon(tmp_path, {"m": FOX}, recovery=recovery) as host:
