@@ -1,0 +1,60 @@
+"""Context: what a stage is told, and the clock of its device."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ops.gpu_check.report import Ceilings
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`small`: shapes that a CPU, or the simulator of CUDA, runs in seconds. `until`: time.monotonic() of the end."""
+
+    device: torch.device
+    small: bool
+    until: float
+    ceilings: Ceilings
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def left(self) -> float:
+        return self.until - time.monotonic()
+
+    def synchronise(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], object], repeats: int = 20) -> float:
+        """Median time of `work` on the device, warmed; runs back to back, so that launching is hidden where it can."""
+        repeats = 2 if self.small else repeats
+        for _ in range(1 if self.small else 3):
+            work()
+        self.synchronise()
+        if not self.cuda:
+            return statistics.median(_wall(work) for _ in range(repeats))
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            work()
+            mark.record()
+        self.synchronise()
+        return statistics.median(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks))
+
+
+def share(part: float, whole: float) -> float | None:
+    """part / whole, None when the whole is unknown."""
+    return round(part / whole, 4) if whole > 0 else None
+
+
+def _wall(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

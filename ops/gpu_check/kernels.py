@@ -1,0 +1,88 @@
+"""Stage `kernels`: our kernels at the 27B's shapes as shares of the memory's bandwidth, and the launch shapes tried."""
+
+import torch
+
+from neuron.kernels.cuda import kernel, launch
+from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.fused.launch import Attention
+from neuron.kernels.quant.cuda import matvec, products
+from neuron.kernels.quant.cuda.unpack import layout
+from ops.gpu_check.context import Context, share
+from ops.gpu_check.report import StageResult
+
+#: Rows of the matrix and threads of a block.
+_LAUNCHES = ((1, 64), (1, 128), (2, 64), (2, 128), (4, 64), (4, 128), (4, 256))
+_KINDS = (GgmlType.Q4_0, GgmlType.Q8_0, GgmlType.Q4_K, GgmlType.Q6_K)
+
+
+def run(context: Context, result: StageResult) -> None:
+    with torch.inference_mode():
+        for kind in products.BLOCK_KINDS if not context.small else _KINDS[:1]:
+            _product(context, result, kind)
+        for kind in _KINDS if not context.small else _KINDS[:1]:
+            _launches(context, result, kind)
+        _dense(context, result)
+        _attention(context, result)
+
+
+def _shape(context: Context) -> tuple[int, int]:
+    return (8, 256) if context.small else (17408, 5120)
+
+
+def _blocks(context: Context, kind: GgmlType) -> torch.Tensor:
+    rows, cols = _shape(context)
+    # Whatever the bits mean: time does not depend on it.
+    return torch.full((rows, kind.nbytes(cols)), 17, dtype=torch.uint8, device=context.device)
+
+
+def _product(context: Context, result: StageResult, kind: GgmlType) -> None:
+    rows, cols = _shape(context)
+    blocks, name = _blocks(context, kind), kind.name.lower()
+    for n in (1, 4, 8) if not context.small else (1,):
+        x = torch.ones(n, cols, dtype=torch.bfloat16, device=context.device)
+        out = torch.empty(n, rows, device=context.device)
+        taken = context.seconds(lambda x=x, out=out: products.multiply(kind, blocks, x, out))  # type: ignore[misc]
+        result.figures[f"product_{name}_{n}_s"] = taken
+        result.figures[f"product_{name}_{n}_of_bandwidth"] = share(blocks.nbytes / taken, context.ceilings.bandwidth)
+    numbers = torch.empty(rows, cols, dtype=torch.bfloat16, device=context.device)
+    taken = context.seconds(lambda: products.dequantise(kind, blocks, numbers))
+    moved = blocks.nbytes + numbers.nbytes
+    result.figures[f"numbers_{name}_of_bandwidth"] = share(moved / taken, context.ceilings.bandwidth)
+
+
+def _launches(context: Context, result: StageResult, kind: GgmlType) -> None:
+    """The best launch for one row: what products._block should say."""
+    rows, cols = _shape(context)
+    words = torch.int32 if layout(kind).wide else torch.int16
+    blocks = _blocks(context, kind)
+    x = torch.ones(1, cols, dtype=torch.bfloat16, device=context.device).view(torch.int32)
+    out, found = torch.empty(1, rows, device=context.device), {}
+    for tall, threads in _LAUNCHES if not context.small else _LAUNCHES[:1]:
+        compiled = kernel(matvec.make(layout(kind), tall, 1, threads, bfloat16_in=True, bfloat16_out=False))
+        arguments = (blocks.view(words), blocks.view(torch.float16), x, out)
+        grid = (-(-rows // tall), 1)
+        found[tall, threads] = context.seconds(lambda: launch(compiled, grid, threads, arguments))  # noqa: B023
+    best = min(found, key=lambda shape: found[shape])
+    result.figures[f"launch_{kind.name.lower()}_best"] = f"{best[0]} rows, {best[1]} threads"
+    result.figures[f"launch_{kind.name.lower()}_best_of_bandwidth"] = share(
+        blocks.nbytes / found[best], context.ceilings.bandwidth
+    )
+
+
+def _dense(context: Context, result: StageResult) -> None:
+    rows, cols = _shape(context)
+    weight = torch.ones(rows, cols, dtype=torch.bfloat16, device=context.device)
+    x = torch.ones(1, cols, dtype=torch.bfloat16, device=context.device)
+    taken = context.seconds(lambda: torch.nn.functional.linear(x, weight))
+    result.figures["product_bf16_library_of_bandwidth"] = share(weight.nbytes / taken, context.ceilings.bandwidth)
+
+
+def _attention(context: Context, result: StageResult) -> None:
+    heads, kv_heads, dim, positions = (4, 2, 16, 70) if context.small else (24, 4, 256, 16384)
+    attention = Attention(heads, kv_heads, dim, 1, positions, context.device)
+    rows = torch.zeros(2, kv_heads, positions, dim, dtype=torch.bfloat16, device=context.device)
+    query, out = (torch.zeros(1, heads, dim, device=context.device) for _ in range(2))
+    index = torch.full((1,), positions - 1, dtype=torch.int64, device=context.device)
+    taken = context.seconds(lambda: attention.run(query, rows, index, dim**-0.5, None, out.view(1, -1)))
+    result.figures["attention_s"] = taken
+    result.figures["attention_of_bandwidth"] = share(rows.nbytes / taken, context.ceilings.bandwidth)

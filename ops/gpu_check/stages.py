@@ -1,0 +1,42 @@
+"""The stages by name, with the time each may take. Modules are imported by the child that runs them, never here."""
+
+import importlib
+from typing import NamedTuple
+
+from ops.gpu_check.report import StageResult
+
+
+class Stage(NamedTuple):
+    """`function` of `module` takes a Context and a StageResult. `most`: seconds; `least`: below it, not begun."""
+
+    name: str
+    module: str
+    function: str
+    most: float
+    least: float
+
+
+STAGES = (
+    Stage("environment", "environment", "run", 60, 5),
+    Stage("rates", "rates", "run", 60, 10),
+    Stage("tests", "hardware_tests", "run", 150, 20),
+    Stage("faults", "faults", "run", 90, 20),
+    Stage("gdn", "gdn", "run", 90, 20),
+    Stage("kernels", "kernels", "run", 120, 20),
+    Stage("model-0.8B", "models", "small", 120, 30),
+    Stage("model-27B", "models", "large", 200, 60),
+)
+BY_NAME = {stage.name: stage for stage in STAGES}
+
+
+def run(name: str, context: object) -> StageResult:
+    """Run a stage in this process; what it raises becomes its result."""
+    stage, result = BY_NAME[name], StageResult(name)
+    try:
+        function = getattr(importlib.import_module(f"ops.gpu_check.{stage.module}"), stage.function)
+        function(context, result)
+    except ImportError as error:
+        result.missing(f"{error.name or error} is not installed")
+    except Exception as error:
+        result.failed(f"{type(error).__name__}: {error}")
+    return result
