@@ -22,10 +22,11 @@ def _stopping() -> NeuronError:
 
 
 async def shut_down(catalogue: Catalogue, desk: LoadDesk, devices: DeviceSet, drain_s: float) -> None:
-    """Waiters get ShuttingDown at once; running requests have `drain_s` seconds to finish by themselves."""
+    """Waiters, for a turn or a load, get ShuttingDown at once; running requests have `drain_s` seconds to finish."""
     desk.closed = True
-    entries = list(catalogue)
-    for entry in entries:
+    for entry in catalogue:
+        if entry.state in (ModelState.LOADING, ModelState.RECOVERING):
+            desk.begin_unload(entry)
         entry.end_sessions(_stopping, waiting_only=True)
     await _until_idle(catalogue, drain_s)
     for entry in catalogue:

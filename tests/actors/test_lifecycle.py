@@ -1,5 +1,6 @@
 """Start and stop of a whole daemon: activation in order, retries, drain, and what shutdown does to everybody."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -107,6 +108,33 @@ async def test_shutdown_ends_what_does_not_finish(tmp_path: Path) -> None:
         assert (await drain(stream)).code == "shutting_down"
         assert host.registry.models() == []
         assert [info.pid for info in host.registry.devices()] == [None]
+
+
+async def test_shutdown_wakes_who_waits_for_a_load_while_others_drain(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"m": ENDLESS}, shutdown_seconds=60) as host, anyio.create_task_group() as tasks:
+        host.registry._loader.load = lambda *_: anyio.sleep_forever()  # type: ignore[assignment, method-assign]
+        running = await host.submit("m")
+        await read_until(running, TextDelta)
+        codes: list[str] = []
+
+        async def wait(act: Callable[[str], Awaitable[object]]) -> None:
+            with pytest.raises(NeuronError) as caught:
+                await act("n")
+            codes.append(caught.value.code)
+
+        tasks.start_soon(wait, host.load)
+        while "test/n" not in {info.id for info in host.registry.models()}:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(wait, host.submit)
+        while host.entry("n").turnstile.depth == 0:
+            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(host.registry.shutdown)
+        with anyio.fail_after(20):
+            while len(codes) < 2:
+                await anyio.sleep(0.01)
+        assert codes == ["shutting_down", "shutting_down"]
+        assert host.entry("m").busy
+        running.cancel()
 
 
 async def test_shutdown_during_a_load(tmp_path: Path) -> None:
