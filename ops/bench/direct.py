@@ -19,6 +19,7 @@ from neuron.actors.device.jobs import (
     Reply,
     Sequence,
 )
+from neuron.actors.device.worker.images import encode_image, forward
 from neuron.actors.device.worker.prefixes import POINTS, do_prefix_job
 from neuron.actors.ports import BuildJob
 from neuron.actors.prefix.budget import prefix_cache
@@ -60,7 +61,7 @@ class DirectDevice:
             self.before(job)
             return DirectPending(self._do(job))
         except ValueError as error:
-            if isinstance(job, ForwardLogits | jobs.RestorePrefix):
+            if isinstance(job, ForwardLogits | jobs.ForwardLogitsWithImages | jobs.RestorePrefix):
                 self.model.clear(job.sequence)
             failure = InternalError("The device process could not do this.")
             failure.__cause__ = error
@@ -76,14 +77,16 @@ class DirectDevice:
         return await self.post(build).reply()
 
     def _do(self, job: Job) -> Reply:
-        if isinstance(job, ForwardLogits):
+        if isinstance(job, ForwardLogits | jobs.ForwardLogitsWithImages):
             tokens = np.frombuffer(job.tokens, "<i4").astype(np.int32)
             row = None if job.slot is None else self.slots.row(job.slot)
-            self.model.forward(job.sequence, tokens, job.position, row)
+            forward(self.model, job, tokens, row)
             if job.slot is None:
                 return Done(job.job)
             self.slots.set_stamp(job.slot, job.stamp)
             return Logits(job.job, job.slot, job.stamp, job.position + len(tokens), 1)
+        if isinstance(job, jobs.EncodeImage):
+            return Done(job.job, encode_image(self.model, job))
         if isinstance(job, jobs.ClearKv):
             return Done(job.job, self.model.clear(job.sequence, job.keep))
         if type(job) in POINTS:
