@@ -1,6 +1,7 @@
 """What a hub may serve that must not load: each its typed error before a weight is fetched."""
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_gguf_only_with_tensor_parallel(hub: Hub, settings: Settings) -> None:
 
 def test_what_does_not_fit_or_divide_is_not_fetched(hub: Hub, settings: Settings) -> None:
     hub.repos["org/name"] = dense_repo()
-    asked = {"tensor_parallel": 2, "check": lambda plan: report_of_plan(plan, tensor_parallel=2, free_bytes=1)}
+    asked: dict[str, Any] = {"tensor_parallel": 2, "check": lambda plan: report_of_plan(plan, tensor_parallel=2, free_bytes=1)}
     error = refused("does_not_fit", settings, **asked)
     assert error.extra["free_bytes"] == 1
     refused("indivisible_heads", settings, tensor_parallel=3)
