@@ -8,7 +8,7 @@ import anyio.abc
 from neuron.actors.daemon import Activation, LoadRequest
 from neuron.actors.errors import RepoFetchFailed
 from neuron.actors.settings import ModelSettings
-from neuron.runtime.errors import InternalError, NeuronError
+from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
 from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -53,6 +53,8 @@ class Activator:
             model_id = self._in_progress = self._pending.pop(0)
             error = await self._try(model_id)
             self._in_progress = None
+            if isinstance(error, ShuttingDown):
+                return
             if error is None:
                 self._completed.append(model_id)
             else:
@@ -65,6 +67,8 @@ class Activator:
     async def _try(self, model_id: str) -> NeuronError | None:
         try:
             await self._load(LoadRequest(model_id=model_id))
+        except ShuttingDown as error:
+            return error
         except NeuronError as error:
             log.error("start-up model failed", model=model_id, reason=error.code, detail=error.message)
             return error

@@ -69,6 +69,17 @@ async def test_a_hub_that_cannot_be_reached_is_tried_again() -> None:
     assert tries == ["far", "near", "far", "far", "far"]
 
 
+async def test_a_stop_is_no_failure_of_a_start_up_model() -> None:
+    async def load(_request: LoadRequest) -> None:
+        raise ShuttingDown("The daemon is shutting down.")
+
+    async with anyio.create_task_group() as tasks:
+        activator = Activator((ModelSettings(id="one"), ModelSettings(id="two")), load, tasks)
+        await activator.run()
+    assert activator.state().failed == ()
+    assert activator.state().state == "pre_warming"
+
+
 async def test_retries_end() -> None:
     waits: list[float] = []
 
