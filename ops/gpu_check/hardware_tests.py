@@ -4,24 +4,25 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops.gpu_check.context import Context
 from ops.gpu_check.report import StageResult
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TESTS = "tests/kernels/cuda/test_gpu.py"
+_SETTINGS = Path(__file__).resolve().with_name("pytest.ini")
+_TESTS = ("tests/kernels/cuda/test_gpu.py",)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|deselected)")
 _MOST_LINES = 20
 
 
-def run(context: Context, result: StageResult) -> None:
+def run(context: Context, result: StageResult, tests: Sequence[str] = _TESTS) -> None:
     if importlib.util.find_spec("pytest") is None:
-        result.missing("pytest is not installed: the tests on hardware did not run (pip install pytest pytest-timeout)")
+        result.missing("pytest is not installed: the tests on hardware did not run (pip install pytest)")
         return
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-ra", "--no-header", "--tb=line", _TESTS]
-    if importlib.util.find_spec("pytest_timeout") is None:
-        command += ["-o", "timeout=", "-W", "ignore::pytest.PytestConfigWarning"]
+    command = [sys.executable, "-m", "pytest", "-c", str(_SETTINGS), "--rootdir", str(_ROOT), "-m", "gpu", "-q", "-ra"]
+    command += ["--no-header", "--tb=line", *tests]
     try:
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=max(context.left, 1.0), check=False

@@ -66,7 +66,7 @@ class Report(msgspec.Struct):
 def verdict(stages: list[StageResult]) -> Verdict:
     """Complete: every stage is ok. Failed: there is no device to speak of (the first stage), or nothing was done."""
     statuses = [stage.status for stage in stages]
-    if all(status is Status.OK for status in statuses):
+    if statuses and all(status is Status.OK for status in statuses):
         return Verdict.COMPLETE
     if not statuses or statuses[0] in (Status.FAILED, Status.TIMEOUT) or Status.OK not in statuses:
         return Verdict.FAILED
