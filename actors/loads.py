@@ -34,6 +34,7 @@ log = get_logger(__name__)
 LOAD_WAIT_S = 240.0
 #: The whole of an unload: ending the running request, dropping the weights.
 UNLOAD_S = 20.0
+KEPT_FAILURES = 32
 
 
 class LoadDesk:
@@ -111,6 +112,7 @@ class LoadDesk:
         return entry, LoadPlan(model_id, spec, own)
 
     def _new_entry(self, plan: LoadPlan) -> ModelActor:
+        self._forget_failures()
         model_id = plan.model_id
         public_id = self._catalogue.public_id(model_id.bare, model_id.qualified)
         self.public_ids[model_id.qualified] = public_id
@@ -125,6 +127,15 @@ class LoadDesk:
         entry.on_poisoned = self._on_poisoned
         self._catalogue.add(entry)
         return entry
+
+    def _forget_failures(self) -> None:
+        """Clients name the models to load: of those that could not be loaded the latest alone are remembered."""
+        failed = [entry for entry in self._catalogue if entry.state is ModelState.FAILED]
+        failed.sort(key=lambda entry: entry.failed_at or 0.0, reverse=True)
+        for entry in failed[KEPT_FAILURES - 1 :]:
+            self._catalogue.remove(entry)
+            if not entry.figures.outcomes:
+                del self.figures[entry.source_id], self.public_ids[entry.source_id]
 
     def reload(self, entry: ModelActor, state: ModelState) -> None:
         """Load a poisoned entry anew as it was."""

@@ -142,7 +142,7 @@ async def test_shutdown_wakes_who_waits_for_a_load_while_others_drain(tmp_path: 
         tasks.start_soon(host.registry.shutdown)
         with anyio.fail_after(20):
             while len(codes) < 2:
-                await anyio.sleep(0.01)
+                await anyio.lowlevel.checkpoint()
         assert codes == ["shutting_down", "shutting_down"]
         assert host.entry("m").busy
         running.cancel()

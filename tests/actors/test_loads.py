@@ -10,6 +10,7 @@ import pytest
 from neuron.actors.daemon import LoadOutcome, LoadProgress, LoadRequest, ModelState
 from neuron.actors.errors import AlreadyLoaded, ModelNotFound
 from neuron.actors.events import TextDelta
+from neuron.actors.loads import KEPT_FAILURES
 from neuron.actors.resident import Resident
 from neuron.runtime.errors import NeuronError
 from tests.actors.host import EOS, daemon, drain, read_until, turn
@@ -149,6 +150,17 @@ async def test_a_load_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None
         host.write("missing", FOX)
         assert await host.load("missing") == LoadOutcome("loaded")
         assert (await host.ask("missing")).text == "The quick brown fox"
+
+
+async def test_only_the_latest_loads_that_failed_are_remembered(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        for number in range(KEPT_FAILURES + 5):
+            with pytest.raises(NeuronError):
+                await host.load(f"missing-{number}")
+        infos = host.registry.models(everything=True)
+        assert len(infos) == 1 + KEPT_FAILURES
+        assert {info.id for info in infos} >= {"test/fox", f"test/missing-{KEPT_FAILURES + 4}", "test/missing-5"}
+        assert set(host.registry.figures()) == {info.id for info in infos}
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu:99", "cuda:7", "../x", "9"])
