@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import anyio
 import numpy as np
+import numpy.typing as npt
 
 from neuron.actors.account import Account
 from neuron.actors.canary import still_sound
@@ -198,17 +199,20 @@ class Session:
         try:
             return self.work.sampler.sample(row)
         except NanLogits:
-            self._figures.unhealthy_logits += 1
-            known = row[: self.resident.vocab_size]
-            self._log.error(
-                "logits unhealthy",
-                position=self._steps.held,
-                step=self._generated,
-                nan=int(np.isnan(known).sum()),
-                infinite=int(np.isinf(known).sum()),
-                size=known.size,
-            )
+            self._note_unhealthy(row[: self.resident.vocab_size])
             raise
+
+    def _note_unhealthy(self, row: npt.NDArray[np.float32]) -> None:
+        """An empty row where the device process saw it and handed none over."""
+        self._figures.unhealthy_logits += 1
+        self._log.error(
+            "logits unhealthy",
+            position=self._steps.held,
+            step=self._generated,
+            nan=int(np.isnan(row).sum()),
+            infinite=int(np.isinf(row).sum()),
+            size=row.size,
+        )
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
         if sampled.logprob is None:
@@ -247,7 +251,10 @@ class Session:
 
     def _fail(self, error: NeuronError) -> None:
         poisoned = self._on_failure(self, error)
-        survived = isinstance(error.__cause__, DeviceProcessError) or isinstance(error, NanLogits)
+        by_device = isinstance(error.__cause__, DeviceProcessError)
+        if isinstance(error, NanLogits) and by_device:
+            self._note_unhealthy(np.empty(0, np.float32))
+        survived = by_device or isinstance(error, NanLogits)
         self._suspect = survived and not poisoned
         if self.stream.ended:
             return

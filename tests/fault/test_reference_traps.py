@@ -13,7 +13,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from neuron.actors import admission, loads
+from neuron.actors import admission, loads, shutdown
 from neuron.actors.activation import Activator
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
 from neuron.actors.errors import InsufficientVram, RateLimited, RepoFetchFailed
@@ -198,6 +198,21 @@ async def test_row_37_shared_memory_too_small(tmp_path: Path, monkeypatch: pytes
         assert int(str(caught.value.extra["needed_bytes"])) > int(str(caught.value.extra["free_bytes"])) == 1_000_000
         assert (await host.ask("m")).text == "The quick brown fox"
         assert (await host.load("wide")).status == "loaded"
+
+
+async def test_row_28_models_that_cannot_be_let_go_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Lines
+) -> None:
+    """An unload that hangs does not hold the daemon: it says what it leaves, and no process outlives it."""
+    async with daemon(tmp_path, {"m": FOX}, shut_down=False) as host:
+        pid = host.pid()
+        monkeypatch.setattr(shutdown, "UNLOAD_S", 1.0)
+        monkeypatch.setattr(loads.LoadDesk, "begin_unload", lambda *_: None)
+        with anyio.fail_after(20):
+            await host.registry.shutdown()
+        assert gone(pid)
+    (line,) = lines.of("leaving 1 model(s) loaded")
+    assert (line["level"], line["models"]) == ("error", ["test/m"])
 
 
 async def test_row_67_a_process_that_ignores_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

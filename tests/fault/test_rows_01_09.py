@@ -77,6 +77,8 @@ def test_row_5_killed_while_idle(held: Rows) -> None:
     with held.row():
         os.kill(held.pid, signal.SIGKILL)
         held.daemon.wait_state(TARGET, "poisoned")
+        died = held.daemon.log_lines("device process died")[-1]
+        assert (died["reason"], died["phase"], "req_id" in died) == ("worker_exited: signal SIGKILL", "idle", False)
         assert held.code() == "model_poisoned"
         assert held.daemon.get("/health")["status"] == "degraded"
 
@@ -90,9 +92,14 @@ def test_row_6_killed_in_unload(held: Rows) -> None:
         until(lambda: not alive(pid))
 
 
-@pytest.mark.parametrize("how", ["stopped", "stuck"])
+@pytest.mark.parametrize("how", ["stopped", "stuck", "stuck, buffered"])
 def test_row_7_hang_in_decode(held: Rows, how: str) -> None:
     with held.row():
+        if how == "stuck, buffered":
+            response = held.ask("hang in decode")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "worker_unresponsive")
+            held.daemon.wait_state(TARGET, "poisoned")
+            return
         with Stream(held.daemon, "slow" if how == "stopped" else "hang in decode", max_tokens=4000) as stream:
             if how == "stopped":
                 stream.read(deltas=2)
@@ -123,7 +130,7 @@ def test_row_9_death_in_native_code(held: Rows, number: signal.Signals) -> None:
 
 
 def test_row_22_a_device_that_does_not_read(held: Rows) -> None:
-    """A prompt larger than any socket buffer, and a loop that stays live while nobody takes it."""
+    """The loop stays live while nobody takes its jobs; jobs larger than any socket buffer: test_worker_rows."""
     with held.row():
         with Stream(held.daemon, "slow", max_tokens=4000) as running:
             running.read(deltas=1)

@@ -111,6 +111,7 @@ def test_row_16_an_unknown_text_is_fatal(held: Rows) -> None:
 @pytest.mark.parametrize("streamed", [True, False])
 def test_row_17_unhealthy_logits_cost_one_request(held: Rows, streamed: bool) -> None:
     with held.row():
+        seen = unhealthy(held)
         if streamed:
             with Stream(held.daemon, "nan") as stream:
                 assert stream.read().errors == ["nan_logits"]
@@ -121,6 +122,15 @@ def test_row_17_unhealthy_logits_cost_one_request(held: Rows, streamed: bool) ->
         assert held.state() == "ready"
         assert content(held.ask()) == "abc"
         assert held.daemon.log_lines("model NOT marked poisoned", error_code="nan_logits")
+        assert unhealthy(held) == seen + 1
+
+
+def unhealthy(held: Rows) -> int:
+    """The counter of /metrics for the target."""
+    with held.daemon.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("neuron_unhealthy_logits_total") and TARGET in line]
+    return sum(int(float(line.rpartition(" ")[2])) for line in counts)
 
 
 @pytest.mark.parametrize("action", ["corrupt_stamp", "wrong_job", "garbage"])
@@ -129,7 +139,8 @@ def test_row_21_a_link_that_lies(held: Rows, action: str) -> None:
         pid = held.pid
         # The second answer of a request is its prefill's, the first that carries a stamp.
         held.arm({"point": "worker.reply", "action": action, "start": 2, "count": 3})
-        assert held.code() == "protocol_error"
+        refused = held.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "protocol_error")
         held.daemon.wait_state(TARGET, "poisoned")
         held.resident()
         assert held.pid != pid

@@ -25,6 +25,15 @@ def segments(pid: int) -> list[str]:
     return [name for name in os.listdir(shm.DIRECTORY) if name.startswith(f"{shm.PREFIX}-{pid}-")]
 
 
+def refused(daemon: DaemonProcess) -> bool:
+    """A request to a daemon that drains: no connection, or a typed refusal."""
+    try:
+        response = daemon.chat("m")
+    except httpx.TransportError:
+        return True
+    return (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+
+
 def all_gone(pids: list[int]) -> None:
     until(lambda: not [pid for pid in pids if alive(pid)], why=lambda: [pid for pid in pids if alive(pid)])
 
@@ -45,6 +54,8 @@ def test_row_28_with_a_queue_and_a_stream() -> None:
                 thread.start()
             until(lambda: daemon.get("/health")["models"][0]["queue_depth"] == 4)
             daemon.send_signal(signal.SIGTERM)
+            daemon.wait_for_log("stopping")
+            assert refused(daemon)
             for thread in waiting:
                 thread.join(10)
             assert [(end.status_code, end.json()["error"]["code"]) for end in ends] == [(503, "shutting_down")] * 4

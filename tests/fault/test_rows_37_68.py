@@ -170,9 +170,8 @@ def test_row_47_hostile_templates(held: Rows, name: str) -> None:
 def test_row_48_and_sec_05_template_kwargs_replace_nothing(held: Rows, name: str) -> None:
     with held.row(neighbour=False):
         response = held.ask("plain", chat_template_kwargs={name: "x" * 20})
-        assert response.status_code in (200, 400)
-        if response.status_code == 200:
-            assert content(response) == "abc"
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_value")
+        assert response.json()["error"]["param"] == f"chat_template_kwargs.{name}"
 
 
 # -- helpers ---------------------------------------------------------------------------------------
@@ -231,16 +230,29 @@ def test_row_63_devices_that_are_not_there(held: Rows, device: str) -> None:
     write_script(held, "elsewhere", say("x"))
     with held.row(neighbour=False):
         response = held.daemon.load("elsewhere", devices=[device])
-        assert response.status_code in (400, 422, 503), response.text
-        check_error(response)
+        assert (response.status_code, check_error(response)["code"]) == (422, "unsupported_device"), response.text
         assert held.daemon.get("/health/live") == {"status": "ok"}
+
+
+@pytest.mark.parametrize("code", [46, 802, 803, 804])
+def test_row_63_a_driver_that_does_not_fit(held: Rows, code: int) -> None:
+    """The device library refuses when a fresh process binds its device: the load fails, and the daemon serves on."""
+    with held.row():
+        assert held.daemon.unload("target").status_code == 200
+        for pid in (pid for device, pid in held.daemon.device_pids.items() if device == "cpu"):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: "cpu" not in held.daemon.device_pids)
+        held.arm({"point": "worker.start", "action": "raise", "error": "accelerator", "code": code})
+        response = held.daemon.load("target", devices=["cpu"])
+        assert (response.status_code, check_error(response)["code"]) == (503, "device_unavailable"), response.text
+        assert held.state() == "failed"
 
 
 # -- the daemon's manager and its log --------------------------------------------------------------
 
 
 def test_rows_61_and_62_the_service_manager(tmp_path: Path) -> None:
-    """READY once it listens, WATCHDOG while the loop turns and not when it stands, STOPPING with more time."""
+    """READY once it listens, WATCHDOG while the loop turns (when it stands: row 61), STOPPING with more time."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(20.0)
@@ -249,18 +261,6 @@ def test_rows_61_and_62_the_service_manager(tmp_path: Path) -> None:
             heard = ""
             while "READY=1" not in heard or heard.count("WATCHDOG=1") < 3:
                 heard += manager.recv(4096).decode() + "\n"
-            daemon.send_signal(signal.SIGSTOP)
-            manager.settimeout(1.5)
-            silent = False
-            for _ in range(20):
-                try:
-                    manager.recv(4096)
-                except TimeoutError:
-                    silent = True
-                    break
-            daemon.send_signal(signal.SIGCONT)
-            assert silent
-            manager.settimeout(20.0)
             assert daemon.terminate() == 0
             heard = ""
             while "STOPPING=1" not in heard or "EXTEND_TIMEOUT_USEC=" not in heard:
@@ -282,7 +282,7 @@ def test_row_59_a_log_that_nobody_reads(tmp_path: Path) -> None:
         daemon.resume_reading()
         # More than the pipe holds, and no line cut in two: log_lines reads each as an object.
         until(lambda: sum(map(len, daemon.raw_log())) > 1 << 16)
-        assert daemon.log_lines("done")
+        assert daemon.wait_for_log("done")
         assert daemon.terminate() == 0
 
 
