@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -90,7 +91,27 @@ def _devices() -> list[Finding]:
     if count == 0:
         return [Finding("devices", "ok", f"cpu ({os.cpu_count()} cores)")]
     texts = [f"cuda:{gpu.index} {gpu.name}, {gpu.vram_total_mb} MB" for gpu in facts.gpus]
-    return [Finding("devices", "ok", text) for text in texts]
+    return [*(Finding("devices", "ok", text) for text in texts), *_cuda_packages()]
+
+
+def _cuda_packages() -> list[Finding]:
+    """What models on a GPU need beside its driver."""
+    from importlib import metadata
+
+    findings = []
+    with suppress(metadata.PackageNotFoundError):
+        version = metadata.version("torch")
+        if version.endswith("+cpu"):
+            advice = "Install torch from an index with its CUDA build; until then only the CPU is served."
+            findings.append(Finding("torch with CUDA", "fail", f"{version} is a build without CUDA", advice))
+    try:
+        findings.append(Finding("numba-cuda", "ok", metadata.version("numba-cuda")))
+    except metadata.PackageNotFoundError:
+        advice = (
+            "pip install 'numba-cuda[cu13]' (cu12 where torch was built for CUDA 12); then python -m ops.gpu_check."
+        )
+        findings.append(Finding("numba-cuda", "fail", "not installed: no model loads on a GPU", advice))
+    return findings
 
 
 def _shared_memory() -> Finding:
