@@ -271,12 +271,6 @@ class ModelActor:
             self.resident.slots.close()
             self.resident = None
 
-    async def when_loaded(self, seconds: float) -> None:
-        """Wait for a load that runs; raises ModelLoading when it takes longer, or the load's own error."""
-        job = self.job
-        if self.state is ModelState.LOADING and job is not None:
-            await job.wait(seconds)
-
     # -- views ---------------------------------------------------------------------------------
 
     def info(self) -> ModelInfo:

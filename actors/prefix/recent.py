@@ -37,9 +37,6 @@ class RecentPrompts:
         self._prompts.append(prompt)
         return found
 
-    def clear(self) -> None:
-        self._prompts.clear()
-
 
 def common_length(one: Ids, other: Ids) -> int:
     """How many tokens two prompts have in common from their beginning."""

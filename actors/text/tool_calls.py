@@ -281,9 +281,3 @@ class JsonScanner:
         if self._closed:
             self.complete = False
         return position, None
-
-
-def parse_arguments_text(text: str) -> dict[str, Any] | None:
-    """A client's or model's argument text as a mapping; None where it is none. Never raises."""
-    value = load_json(text) if text.strip() else {}
-    return value if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
 """The interfaces of the text machinery: tokenizers, detokenisers, chat templates, output parsing."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -79,6 +79,3 @@ class RenderedPrompt(msgspec.Struct, frozen=True):
     segments: tuple[Segment, ...]
     text: str
     opens_reasoning: bool = False
-
-
-TemplateVariables = dict[str, Any]

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
@@ -127,6 +126,3 @@ class Connection(TCPServer):
             await super()._close()
         finally:
             timer.cancel()
-
-
-MakeConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Connection]
