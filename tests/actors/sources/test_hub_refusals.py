@@ -1,13 +1,13 @@
 """What a hub may serve that must not load: each its typed error before a weight is fetched."""
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
 
 from neuron.actors.settings import Settings
 from neuron.actors.sources.artifact import Format
+from neuron.actors.sources.plan import Plan
 from neuron.actors.sources.preflight import report_of_plan
 from tests.actors.sources.hub_models import (
     CONFIG,
@@ -35,8 +35,11 @@ def test_gguf_only_with_tensor_parallel(hub: Hub, settings: Settings) -> None:
 
 def test_what_does_not_fit_or_divide_is_not_fetched(hub: Hub, settings: Settings) -> None:
     hub.repos["org/name"] = dense_repo()
-    asked: dict[str, Any] = {"tensor_parallel": 2, "check": lambda plan: report_of_plan(plan, tensor_parallel=2, free_bytes=1)}
-    error = refused("does_not_fit", settings, **asked)
+
+    def check(plan: Plan) -> None:
+        report_of_plan(plan, tensor_parallel=2, free_bytes=1)
+
+    error = refused("does_not_fit", settings, tensor_parallel=2, check=check)
     assert error.extra["free_bytes"] == 1
     refused("indivisible_heads", settings, tensor_parallel=3)
     assert weights_sent(hub) == 0
