@@ -1,15 +1,12 @@
 """load_model: files to a resident DeviceModel. The one entry of this package for device processes."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
 from neuron.kernels.attention.rope import build_rope
-from neuron.kernels.compile_cache import fraction_ready
 from neuron.kernels.decoder.buffers import STEP_ROWS, build_workspace, step_shape
 from neuron.kernels.decoder.model import DecoderModel
 from neuron.kernels.decoder.prefill import Prefill
@@ -19,16 +16,13 @@ from neuron.kernels.errors import UnsupportedLoad
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.opened import OpenedModel, open_model
+from neuron.kernels.progress import reported
 from neuron.kernels.threads import Team, default_threads
 from neuron.kernels.vision.model import VisionModel
 from neuron.kernels.vision.tower import VisionTower
 from neuron.kernels.vision.weights import load_tower_weights
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.reader import WeightReader
-
-_TICK_SECONDS = 1.0
-#: Half an hour; what takes longer is taken for stuck.
-_MOST_TICKS = 1800
 
 
 def load_model(
@@ -112,30 +106,6 @@ def warm_up(model: DecoderModel) -> None:
         if count <= model.context_length:
             model.forward(-1, np.zeros(count, dtype=np.int32), 0, logits)
             model.clear(-1)
-
-
-@contextmanager
-def reported(progress: ReportProgress) -> Iterator[None]:
-    """Progress of stage "compile" each second: a cold start on a busy machine takes minutes and is no standstill."""
-    over = threading.Event()
-
-    def tick() -> None:
-        # Where nobody listens any more, the load itself will be told.
-        with suppress(Exception):
-            for _ in range(_MOST_TICKS):
-                if over.wait(_TICK_SECONDS):
-                    return
-                progress("compile", min(fraction_ready(), 0.99))
-
-    progress("compile", 0.0)
-    ticker = threading.Thread(target=tick, name="compile-progress", daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ticker.join()
-    progress("compile", 1.0)
 
 
 def _summary(config: ModelConfig, context: int, kv_kind: GgmlType, team: Team) -> str:

@@ -7,8 +7,10 @@ import sys
 import time
 
 import numpy as np
+import torch
 
 from neuron.kernels.compile_cache import cache_directory, prune
+from neuron.kernels.decoder.buffers import STEP_ROWS
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import (
@@ -18,7 +20,9 @@ from neuron.kernels.formats.model_config import (
     ModelConfig,
     RopeConfig,
 )
-from neuron.kernels.load import build_model, reported, warm_up
+from neuron.kernels.layered.block_linear import BlockLinear
+from neuron.kernels.load import build_model, warm_up
+from neuron.kernels.progress import reported
 from neuron.kernels.quant.quantise import quantise_into
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats, Matrix, aligned_bytes, empty_matrix
@@ -89,6 +93,7 @@ def main() -> None:
     with reported(_show):
         warm_up(model)
         quantise_once()
+        multiply_once()
     model.close()
     place = cache_directory() or "memory only: no folder can be written to"
     sys.stdout.write(f"compiled for this CPU in {time.perf_counter() - start:.1f} s ({place})\n")
@@ -100,6 +105,15 @@ def quantise_once() -> None:
     for kind in GgmlType:
         values = np.zeros((2, kind.block_size), dtype=np.float32)
         quantise_into(kind, values, np.empty((2, kind.nbytes(kind.block_size)), dtype=np.uint8), team)
+    team.close()
+
+
+def multiply_once() -> None:
+    """The products that the ranks of a group run by themselves, outside a compiled step."""
+    team = Team(2)
+    linear = BlockLinear(_zeros(_SIZE, _SIZE), torch.float32, team)
+    for rows in (1, STEP_ROWS + 1):
+        linear.forward(torch.zeros(rows, _SIZE))
     team.close()
 
 

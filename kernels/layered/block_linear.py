@@ -1,11 +1,14 @@
 """BlockLinear: a matrix on the CPU in any stored type. Few rows meet it as it is stored, more as the products' type."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch.nn import functional
 
 from neuron.kernels.decoder.buffers import STEP_ROWS
 from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.layered.linear import Linear
 from neuron.kernels.quant.activations import quants_bytes, scales_bytes
 from neuron.kernels.quant.products import expand_matrix, multiply, quantise_rows
 from neuron.kernels.threads import Team
@@ -41,6 +44,9 @@ class BlockLinear:
         held = self._matrix
         rows = Matrix(held.kind, last - first, held.cols, held.data[first:last])
         return BlockLinear(rows, self._dtype, self._team)
+
+    def followed_by(self, others: Sequence[Linear]) -> None:
+        """Each is a product of its own on every thread: nothing is won."""
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
         held, chosen = self._matrix, index.numpy()

@@ -6,6 +6,7 @@ Imported only where there is a GPU (or its simulator).
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from neuron.kernels.cuda import WARP, kernel, launch
@@ -55,7 +56,7 @@ class CudaDelta(TorchDelta):
             vectors["linear_decay"],
             vectors["linear_dt_bias"],
             vectors["linear_norm"],
-            self._epsilon,
+            np.float32(self._epsilon),
             linear.tiled_value_heads,
             state.ring(number)[None],
             state.recurrent(number)[None],

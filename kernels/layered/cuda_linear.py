@@ -1,9 +1,12 @@
 """CudaBlockLinear: a quantised matrix on a GPU. Imported only where there is one (or its simulator)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.layered.linear import Linear
 from neuron.kernels.quant.cuda.products import MOST_ROWS, dequantise, embed, multiply
 from neuron.kernels.weights.matrix import Matrix
 
@@ -42,6 +45,14 @@ class CudaBlockLinear:
 
     def part(self, first: int, last: int) -> "CudaBlockLinear":
         return CudaBlockLinear(self._kind, self._cols, self._blocks[first:last], self._dtype)
+
+    def followed_by(self, others: Sequence[Linear]) -> "CudaBlockLinear | None":
+        blocks = [self._blocks]
+        for other in others:
+            if not isinstance(other, CudaBlockLinear) or other._kind is not self._kind:
+                return None
+            blocks.append(other._blocks)
+        return CudaBlockLinear(self._kind, self._cols, torch.cat(blocks), self._dtype)
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(index), self._cols, device=self._blocks.device)

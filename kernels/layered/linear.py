@@ -1,5 +1,6 @@
 """Linear: a weight matrix as a function of rows, whatever it is stored as. DenseLinear: a matrix of floats."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +20,9 @@ class Linear(Protocol):
 
     def part(self, first: int, last: int) -> "Linear":
         """Rows first..last-1 as a linear of the same memory."""
+
+    def followed_by(self, others: "Sequence[Linear]") -> "Linear | None":
+        """One linear with the rows of `others` behind these, in new memory; None where they are stored unlike."""
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
         """Rows `index` int64 [n] themselves: float32 [n, cols]."""
@@ -47,6 +51,14 @@ class DenseLinear:
 
     def part(self, first: int, last: int) -> "DenseLinear":
         return DenseLinear(self._weight[first:last])
+
+    def followed_by(self, others: Sequence[Linear]) -> "DenseLinear | None":
+        weights = [self._weight]
+        for other in others:
+            if not isinstance(other, DenseLinear) or other._weight.dtype != self._weight.dtype:
+                return None
+            weights.append(other._weight)
+        return DenseLinear(torch.cat(weights))
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
         return functional.embedding(index, self._weight).float()

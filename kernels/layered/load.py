@@ -21,6 +21,7 @@ from neuron.kernels.layered.placement import Kernels, Placement
 from neuron.kernels.layered.stack import Stack
 from neuron.kernels.layered.weights import LayeredWeights, ShardLoader, all_float32
 from neuron.kernels.opened import OpenedModel
+from neuron.kernels.progress import reported
 from neuron.kernels.threads import Team
 from neuron.kernels.vision.tower import VisionTower
 from neuron.kernels.vision.weights import load_tower_weights
@@ -61,10 +62,9 @@ def load_layered(
         weights = loader.load(opened.tied, lambda done: progress("read", done))
         tower = _tower(opened, place, progress)
     model = _build(spec, opened, sharding, weights, place, group, options, tower)
-    progress("compile", 0.0)
-    warm_up(model)
+    with reported(progress):
+        warm_up(model)
     model.note_recording()
-    progress("compile", 1.0)
     return model
 
 

@@ -10,7 +10,7 @@ from neuron.kernels.layered.delta import Delta
 from neuron.kernels.layered.ops import TorchOps
 from neuron.kernels.layered.sequence import LayeredSequence
 from neuron.kernels.layered.span import Span
-from neuron.kernels.layered.weights import LayeredWeights, LayerParts
+from neuron.kernels.layered.weights import A_B, GATE_UP, GATED_QUERY, QKV_Z, LayeredWeights, LayerParts
 
 Spliced = Sequence[tuple[int, torch.Tensor]]
 """(offset among the tokens, rows float32 [k, hidden]): embeddings that stand where the tokens' own would."""
@@ -67,40 +67,40 @@ class Stack:
         self, layer: LayerParts, number: int, normed: torch.Tensor, span: Span, sequence: LayeredSequence
     ) -> torch.Tensor:
         config, ops = self._config, self._ops
+        q, k, v, *gate = layer.project(GATED_QUERY, normed)
         q, k, v = (
-            _biased(layer.linears[role].forward(normed), layer.vectors.get(f"{role}_bias")).view(
-                span.n, -1, config.head_dim
-            )
-            for role in ("q", "k", "v")
+            _biased(x, layer.vectors.get(f"{role}_bias")).view(span.n, -1, config.head_dim)
+            for role, x in (("q", q), ("k", k), ("v", v))
         )
         rows, vectors = sequence.rows.rows[number], layer.vectors
         norms = (vectors["q_norm"], vectors["k_norm"]) if "q_norm" in vectors else None
         query = ops.rope_and_write(q, k, v, norms, rows, span)
-        gate = layer.linears["q_gate"].forward(normed) if "q_gate" in layer.linears else None
-        return self._summed(layer, "o", ops.attend(query, rows, span, self._scale, gate))
+        mixed = ops.attend(query, rows, span, self._scale, gate[0] if gate else None)
+        return self._summed(layer, "o", mixed)
 
     def _delta_net(
         self, layer: LayerParts, number: int, normed: torch.Tensor, span: Span, sequence: LayeredSequence
     ) -> torch.Tensor:
         assert self._delta is not None
         assert sequence.state is not None
-        mixed, z, a, b = (layer.linears[f"linear_{role}"].forward(normed) for role in ("qkv", "z", "a", "b"))
+        mixed, z = layer.project(QKV_Z, normed)
+        a, b = layer.project(A_B, normed)
         return self._summed(layer, "linear_out", self._delta.run(layer, number, mixed, z, a, b, sequence.state, span))
 
     def _mlp(self, layer: LayerParts, normed: torch.Tensor) -> torch.Tensor:
         gate, up = (
-            _biased(layer.linears[role].forward(normed), layer.vectors.get(f"{role}_bias")) for role in ("gate", "up")
+            _biased(x, layer.vectors.get(f"{role}_bias"))
+            for role, x in zip(GATE_UP, layer.project(GATE_UP, normed), strict=True)
         )
         return self._summed(layer, "down", self._ops.silu_product(gate, up))
 
     def _summed(self, layer: LayerParts, role: str, x: torch.Tensor) -> torch.Tensor:
-        """The row-parallel product of every rank's part of the columns, summed, and the bias once: float32."""
-        product = layer.linears[role].forward(x).float()
+        """The row-parallel product of every rank's part of the columns, summed in float32, and the bias once."""
+        product = layer.linears[role].forward(x)
         if self._group is not None:
-            product = product.contiguous()
+            product = product.float().contiguous()
             self._group.all_reduce(product)
-        bias = layer.vectors.get(f"{role}_bias")
-        return product if bias is None else product + bias
+        return _biased(product, layer.vectors.get(f"{role}_bias"))
 
 
 def _biased(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

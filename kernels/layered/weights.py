@@ -1,6 +1,7 @@
 """LayeredWeights: the parts of a decoder that one rank holds on its device, and the loader that fills it.
 
-One tensor is in flight at a time, cut while it is read: neither the host nor the device ever holds a second copy.
+One tensor is in flight at a time, cut while it is read: neither the host nor the device ever holds a second copy of
+more than the matrices of one layer that have the same input.
 """
 
 from collections.abc import Callable
@@ -22,15 +23,42 @@ from neuron.kernels.weights.names import Names
 from neuron.kernels.weights.reader import WeightReader
 from neuron.kernels.weights.stored import indices
 
+#: What has the same input.
+GATED_QUERY = ("q", "k", "v", "q_gate")
+GATE_UP, QKV_Z, A_B = ("gate", "up"), ("linear_qkv", "linear_z"), ("linear_a", "linear_b")
+JOINED = (GATED_QUERY, GATE_UP, QKV_Z, A_B)
+
 
 @dataclass(slots=True)
 class LayerParts:
     """One layer's linears and float32 vectors under the roles of weights.names; q and its gate are two linears."""
 
     linears: dict[str, Linear] = field(default_factory=dict)
+    #: Linears of the same input that lie one behind the other, as one: a single token takes them in one product.
+    joined: dict[tuple[str, ...], Linear] = field(default_factory=dict)
     vectors: dict[str, torch.Tensor] = field(default_factory=dict)
     #: The vectors of the linear layers once more, where compiled code reads them by address.
     host_vectors: dict[str, Floats] = field(default_factory=dict)
+
+    def project(self, roles: tuple[str, ...], x: torch.Tensor) -> list[torch.Tensor]:
+        """x [n, cols] times each of `roles` that the layer has. Each result is contiguous."""
+        held = tuple(role for role in roles if role in self.linears)
+        joined = self.joined.get(held) if len(x) == 1 else None
+        if joined is None:
+            return [self.linears[role].forward(x) for role in held]
+        return list(torch.split(joined.forward(x), [self.linears[role].rows for role in held], dim=1))
+
+    def join(self, roles: tuple[str, ...]) -> None:
+        """Lay the matrices of those of `roles` that are there one behind the other, if all are stored alike."""
+        held = tuple(role for role in roles if role in self.linears)
+        parts = [self.linears[role] for role in held]
+        joined = parts[0].followed_by(parts[1:]) if len(parts) > 1 else None
+        if joined is None:
+            return
+        self.joined[held], first = joined, 0
+        for role, part in zip(held, parts, strict=True):
+            self.linears[role] = joined.part(first, first + part.rows)
+            first += part.rows
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +129,8 @@ class ShardLoader:
                 layer.linears[role] = place.wide_linear(matrix)
             else:
                 layer.linears[role] = place.linear(matrix)
+        for joined in JOINED:
+            layer.join(joined)
         for role in roles.norms:
             layer.vectors[role] = self._norm(self._names.layer(role, index))
         for role in (*roles.biases, *roles.linear_vectors):

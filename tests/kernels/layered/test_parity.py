@@ -1,5 +1,6 @@
 """One CPU through the layered engine: logits of transformers and of the compiled engine, in float32 and bfloat16."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from neuron.kernels.layered.load import EngineOptions
 from neuron.kernels.layered.placement import Kernels
+from neuron.kernels.layered.weights import A_B, GATE_UP, GATED_QUERY, QKV_Z
 from tests.kernels.decoder import tiny as compiled
 from tests.kernels.decoder.tiny import run, some_ids
 from tests.kernels.layered.families import LENGTHS, MODELS, check_lengths, check_steps, make, wanted
@@ -73,6 +75,37 @@ def test_float16_weights_become_the_products_type(tmp_path: Path) -> None:
     rows = wanted(make(tmp_path, "llama", dtype=torch.float16), some_ids(20))
     model = load(tmp_path, quant=None)
     assert relative(run(model, some_ids(20), 20), rows[-1]) < 4e-2
+    model.close()
+
+
+@pytest.mark.parametrize(("name", "groups"), [("llama", [("q", "k", "v"), ("gate", "up")]), ("hybrid", None)])
+def test_matrices_of_one_input_lie_together_once(name: str, groups: Any, tmp_path: Path) -> None:
+    make(tmp_path, name)
+    apart, together = load(tmp_path), load(tmp_path, options=EngineOptions(Kernels.TENSORS))
+    assert apart.memory.weights == together.memory.weights
+    layers = together._running._stack._weights.layers
+    gated: list[Any] = [[GATE_UP, QKV_Z, A_B], [GATED_QUERY, GATE_UP]]
+    wanted_groups = gated if groups is None else [groups, groups]
+    assert [sorted(layer.joined) for layer in layers] == [sorted(each) for each in wanted_groups]
+    for layer in layers:
+        for roles, joined in layer.joined.items():
+            memory = joined._weight.untyped_storage().data_ptr()  # type: ignore[attr-defined]
+            for role in roles:
+                assert layer.linears[role]._weight.untyped_storage().data_ptr() == memory  # type: ignore[attr-defined]
+    apart.close()
+    together.close()
+
+
+def test_no_second_copy_is_held_while_weights_are_read(tmp_path: Path) -> None:
+    """The most that arrays take during a load is the model and about its largest matrix."""
+    make(tmp_path, "llama", dtype=torch.bfloat16, hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
+    load(tmp_path, quant=None).close()  # what libraries keep for themselves comes before
+    tracemalloc.start()
+    model = load(tmp_path, quant=None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    largest = 1024 * 256 * 2
+    assert peak < model.memory.weights + 3 * largest
     model.close()
 
 
