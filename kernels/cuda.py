@@ -32,6 +32,8 @@ def device(function: Callable[..., Any]) -> Any:
 
 def kernel(function: Callable[..., Any]) -> Any:
     """A kernel, compiled for the device at hand when it is first launched."""
+    # Small grids are meant: a step of one token has no more to share out.
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
     return cuda.jit(function)
 
 
@@ -60,21 +62,47 @@ def _assumed(capability: tuple[int, int]) -> Iterator[None]:
 def launch(compiled_kernel: Any, grid: tuple[int, ...], block: int, arguments: tuple[Any, ...]) -> None:
     """Launch on torch's current stream with tensors of its current device; bfloat16 tensors go in as their bits.
 
-    Launch every kernel once before a CUDA graph is captured: the first launch compiles. In the simulator the tensors
-    are on the CPU.
+    Python's floats go in as float32. Launch every kernel once before a CUDA graph is captured: the first launch
+    compiles. In the simulator the tensors are on the CPU.
     """
     import torch
 
-    views = [
-        value.view(torch.int16) if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
-        for value in arguments
-    ]
     if SIMULATED:
-        compiled_kernel[grid, block](*(view.numpy() if isinstance(view, torch.Tensor) else view for view in views))
+        compiled_kernel[grid, block](*(_simulated(value) for value in arguments))
         return
     stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-    arrays = [cuda.as_cuda_array(view) if isinstance(view, torch.Tensor) else view for view in views]
-    compiled_kernel[grid, block, stream](*arrays)
+    compiled_kernel[grid, block, stream](*(_on_device(value) for value in arguments))
+
+
+def _simulated(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return (value.view(torch.int16) if value.dtype is torch.bfloat16 else value).numpy()
+    return np.float32(value) if isinstance(value, float) else value
+
+
+#: Numba's descriptions of tensors by address and form: making one costs more than a launch. They own no memory, so
+#: that one which is out of date does no harm.
+_described: dict[tuple[Any, ...], Any] = {}
+_MOST_DESCRIBED = 1 << 14
+
+
+def _on_device(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return np.float32(value) if isinstance(value, float) else value
+    key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+    found = _described.get(key)
+    if found is None:
+        if len(_described) >= _MOST_DESCRIBED:
+            _described.clear()
+        bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value
+        # With the tensor as its owner it would keep the memory.
+        found = cuda.from_cuda_array_interface(bits.__cuda_array_interface__, None, False)
+        _described[key] = found
+    return found
 
 
 def sum_parts(threads: int) -> int:

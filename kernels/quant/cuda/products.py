@@ -1,7 +1,7 @@
 """Products of matrices in GGML blocks with torch tensors on the GPU: few rows on the blocks, many through a tile.
 
 Launches go to torch's current stream and allocate nothing, so a CUDA graph can hold them; every kind and shape must
-have run once before (`compiled` at its first use). In the simulator the tensors are on the CPU.
+have run once before. In the simulator the tensors are on the CPU.
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ def dequantise(kind: GgmlType, blocks: torch.Tensor, out: torch.Tensor) -> None:
     _check(kind, blocks, out.shape[1], out)
     if out.shape[0] != blocks.shape[0]:
         raise ValueError(f"{blocks.shape[0]} rows do not fill {tuple(out.shape)}")
-    _expand(kind, blocks, blocks.new_empty(0, dtype=torch.int64), out, chosen=False)
+    _expand(kind, blocks, _no_rows(blocks.device), out, chosen=False)
 
 
 def embed(kind: GgmlType, blocks: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
@@ -87,6 +87,12 @@ def _check(kind: GgmlType, blocks: torch.Tensor, cols: int, out: torch.Tensor) -
 def _views(kind: GgmlType, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     words = torch.int32 if layout(kind).wide else torch.int16
     return blocks.view(words), blocks.view(torch.float16)
+
+
+@cache
+def _no_rows(device: torch.device) -> torch.Tensor:
+    """What stands for the names of rows where all are wanted."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 @cache
