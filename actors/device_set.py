@@ -1,8 +1,10 @@
 """DeviceSet: the device actors of this host by id and groups of them, made when first asked for. The registry's own."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
+from neuron.actors.admission import has_memory_figure
 from neuron.actors.daemon import DeviceInfo, PoisonRecord
 from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.devices import known_devices, parse_device
@@ -77,6 +79,8 @@ class DeviceSet:
         best = sorted(named, key=lambda device_id: (*self._preference(device_id, residents), named.index(device_id)))
         return tuple(sorted(best[:ranks], key=named.index))
 
-    def _preference(self, device_id: str, residents: Mapping[str, int]) -> tuple[int, int]:
-        free = self.get(device_id).info().vram_free_mb if device_id.startswith("cuda") else 0
+    def _preference(self, device_id: str, residents: Mapping[str, int]) -> tuple[float, int]:
+        """Without a figure no process of ours has told one: nothing of ours is on it."""
+        info = self.get(device_id).info()
+        free = info.vram_free_mb if has_memory_figure(info) else math.inf
         return -free, residents.get(device_id, 0)

@@ -60,6 +60,12 @@ def test_gpus_with_the_most_room_in_their_own_order(monkeypatch: pytest.MonkeyPa
     assert held.choose(4, None, {}) == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
 
+def test_a_gpu_of_which_nothing_is_known_holds_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures come from its process: without one, none of our models is on it."""
+    held = devices(monkeypatch, a=90, b=0, c=70)
+    assert held.choose(1, None, {"cuda:0": 1, "cuda:2": 1}) == ("cuda:1",)
+
+
 def test_cpu_devices_without_models_first(monkeypatch: pytest.MonkeyPatch) -> None:
     held = devices(monkeypatch)
     assert held.choose(1, None, {"cpu": 3}) == ("cpu",)
