@@ -8,6 +8,7 @@ their first launch, never at import. Imported only by the cuda.py of an operatio
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,10 +32,26 @@ def device(function: Callable[..., Any]) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """A kernel, compiled for the device at hand when it is first launched."""
+    """A kernel, `kernel(f)[grid, block, stream](...)`, compiled for the device and the block of its first launch."""
+    if SIMULATED:
+        return cuda.jit(function)
     # Small grids are meant: a step of one token has no more to share out.
     config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-    return cuda.jit(function)
+    return _Bounded(function)
+
+
+class _Bounded:
+    """Compiled for each size of block by itself: without a bound a thread may get more registers than a block has."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._compiled: dict[int, Any] = {}
+
+    def __getitem__(self, configuration: tuple[Any, ...]) -> Any:
+        block = configuration[1]
+        if block not in self._compiled:
+            self._compiled[block] = cuda.jit(self._function, launch_bounds=block)
+        return self._compiled[block][configuration]
 
 
 def to_ptx(function: Callable[..., Any], signature: Any, capability: tuple[int, int], threads: int) -> str:
@@ -70,8 +87,14 @@ def launch(compiled_kernel: Any, grid: tuple[int, ...], block: int, arguments: t
     if SIMULATED:
         compiled_kernel[grid, block](*(_simulated(value) for value in arguments))
         return
-    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+    stream = _stream(torch.cuda.current_stream().cuda_stream)
     compiled_kernel[grid, block, stream](*(_on_device(value) for value in arguments))
+
+
+@cache
+def _stream(handle: int) -> Any:
+    """One object for each stream: numba keeps launch configurations by it. Torch's streams live as long as it does."""
+    return cuda.external_stream(handle)
 
 
 def _simulated(value: Any) -> Any:
