@@ -8,18 +8,14 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-from neuron.actors.errors import InvalidValue
 from neuron.actors.request import InferenceRequest, Tool, ToolChoice
+from neuron.actors.text.constraint_schema import DATA, check_schema
 from neuron.actors.text.tool_calls import CALL_CLOSE, CALL_OPEN
 from neuron.actors.text.tool_calls_typing import allowed_kinds
 from neuron.actors.text.types import Markers
 
-MAX_SCHEMA_BYTES = 256 * 1024
-MAX_SCHEMA_DEPTH = 64
 #: Integers that every reader of JSON keeps exact.
 MAX_INTEGER = 2**53 - 1
-#: Keywords whose values are data, not schemas.
-_DATA = frozenset({"enum", "const", "default", "examples"})
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"})
 #: Calls one constrained answer may hold.
 MAX_CALLS = 16
@@ -145,9 +141,9 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with a range for every integer that has none."""
     out: dict[str, Any] = {}
     for key, value in schema.items():
-        if isinstance(value, dict) and key not in _DATA:
+        if isinstance(value, dict) and key not in DATA:
             out[key] = bounded(value)
-        elif isinstance(value, list) and key not in _DATA:
+        elif isinstance(value, list) and key not in DATA:
             out[key] = [bounded(item) if isinstance(item, dict) else item for item in value]
         else:
             out[key] = value
@@ -156,25 +152,3 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     if "integer" in kinds and "number" not in kinds and not _BOUNDS & schema.keys():
         out |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
     return out
-
-
-def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidValue beyond 256 KiB of JSON or 64 levels."""
-    if _too_deep(schema):
-        raise InvalidValue(f"The JSON schema is nested more than {MAX_SCHEMA_DEPTH} levels deep.", param=param)
-    if len(json.dumps(schema)) > MAX_SCHEMA_BYTES:
-        raise InvalidValue(f"The JSON schema is larger than {MAX_SCHEMA_BYTES // 1024} KiB.", param=param)
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_SCHEMA_DEPTH + 1):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return True

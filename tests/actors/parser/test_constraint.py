@@ -55,6 +55,38 @@ def constraint(
     return built
 
 
+ENDLESS: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+]
+LINKED = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]}
+CHAIN = {
+    "$ref": "#/$defs/d0",
+    "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(60)} | {"d60": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_a_schema_without_an_end_is_refused_before_an_answer_begins(schema: dict[str, Any]) -> None:
+    """The library finds out in the middle of an answer, when the status is sent."""
+    for param, fields in (
+        ("response_format", {"response_format": schema_format(schema)}),
+        ("tools", {"tools": (Tool("w", "", schema, {}),), "tool_choice": ToolChoice.REQUIRED}),
+    ):
+        with pytest.raises(InvalidValue, match="without an end") as caught:
+            constraint(**fields)
+        assert caught.value.param == param
+
+
+@pytest.mark.parametrize("schema", [LINKED, CHAIN, {"type": "array", "items": {"$ref": "#"}}])
+def test_references_that_end_are_followed(schema: dict[str, Any]) -> None:
+    assert constraint(response_format=schema_format(schema)) is not None
+
+
 def schema_format(schema: dict[str, Any]) -> ResponseFormat:
     return ResponseFormat("json_schema", schema)
 
