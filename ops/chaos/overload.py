@@ -131,15 +131,15 @@ def overload(daemon: DaemonProcess, clients: int, seconds: float) -> dict[str, A
         "seconds": seconds,
         "statuses": dict(seen.statuses),
         "wrong": seen.wrong,
-        "health_ms": _spread(json.loads(output)),
-        "refusal_ms": _spread(seen.refusals),
-        "answer_ms": _spread(seen.answers),
+        "health_ms": spread(json.loads(output)),
+        "refusal_ms": spread(seen.refusals),
+        "answer_ms": spread(seen.answers),
         "permits_held": figures["in_flight"] + figures["queue_depth"],
         "counted_refusals": figures["rejected_queue_full"],
     }
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def spread(seconds: Sequence[float]) -> dict[str, float]:
     ranked = sorted(round(value * 1000, 1) for value in seconds) or [0.0]
     shares = {name: ranked[min(len(ranked) - 1, int(share * len(ranked)))] for name, share in SHARES}
     return {"count": len(seconds), **shares, "max": ranked[-1]}

@@ -1,4 +1,4 @@
-"""What the reference's gateway parses of a neuron, field for field and type for type (REFERENCE 1.1 and 1.6).
+"""What the reference's gateway parses of a neuron, field for field and type for type.
 
 Extra keys are ignored, as there. Everything without a default is required.
 """

@@ -1,4 +1,4 @@
-"""Traps of REFERENCE section 5 on faults, queues and lifecycle, and rows 19, 37 and 67, on a daemon without HTTP.
+"""Traps that the daemon which this one replaces fell into, and rows 19, 28, 37 and 67, on a daemon without HTTP.
 
 Others are tests elsewhere: 16 in test_rows_23_27, 30 in tests/runtime/test_lifecycle, those of formats beside the code.
 """
@@ -145,7 +145,7 @@ async def test_trap_29_one_load_per_id_however_many_ask(tmp_path: Path, lines: L
 async def test_trap_31_waiters_are_woken_at_the_stop(tmp_path: Path) -> None:
     """Each restart took two minutes and a SIGKILL: a queued waiter kept the drain open."""
     async with daemon(tmp_path, {"m": [ENDLESS, FOX]}, shutdown_seconds=30.0) as host:
-        running = await host.submit("m", "endless", max_tokens=40)
+        running = await host.submit("m", "endless", max_tokens=400)
         await read_until(running, TextDelta)
         waiting = [await host.submit("m") for _ in range(5)]
         async with anyio.create_task_group() as tasks:

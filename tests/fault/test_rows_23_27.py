@@ -50,7 +50,7 @@ def test_row_23_gone_while_queued(held: Rows) -> None:
 
 
 def test_trap_16_waiters_that_left_give_their_places_back(held: Rows) -> None:
-    """REFERENCE 5.16: an idle model answered "busy" for ever. More waiters leave than there are places."""
+    """An idle model answered "busy" for ever. More waiters leave than there are places."""
     with held.row(), Stream(held.daemon, "endless", max_tokens=4000) as running:
         running.read(deltas=1)
         for number in range(12):

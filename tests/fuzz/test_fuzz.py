@@ -31,7 +31,7 @@ def test_mutations_are_the_seeds() -> None:
 
 
 def test_a_planted_defect_is_found() -> None:
-    """Negative control: a reader that trusts one length, as the CVEs in FAULTS 4.1 did."""
+    """Negative control: a reader that trusts one length, as the readers behind several published CVEs did."""
 
     def trusting(data: bytes) -> bool:
         if len(data) < 12 or data[:4] != b"GGUF":

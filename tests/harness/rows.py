@@ -21,7 +21,7 @@ from tests.harness.daemon import DaemonProcess
 
 TARGET, NEIGHBOUR = "target", "neighbour"
 BOUND_S = 10.0
-"""How long a row may take to come to rest. The aims are FAULTS 5's; a shared machine gets room."""
+"""How long a row may take to come to rest. The aims are in ops/docs/faults.md; a shared machine gets room."""
 HELPERS = 2
 """Template helpers that a busy daemon keeps."""
 DISTURBED_MARKS = ("/", "0x", "Traceback", "psm_", "Error:", "Exception", "object at")
