@@ -1,6 +1,7 @@
 """Loader: from a model id to a Resident. Sources, preflight and text first; the device only once they agree."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -81,6 +82,10 @@ class LoadPlan(msgspec.Struct, frozen=True):
         return self.spec.tensor_parallel or 1
 
 
+#: Reads files only: a load that is cancelled does not wait for a disk that does not answer.
+_in_thread = functools.partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+
+
 class Loader:
     """One for the daemon; handles are never reused. `expect` is awaited before a model's weights are loaded."""
 
@@ -95,12 +100,12 @@ class Loader:
         """Raises PreflightError before any device work, or the device's own typed error."""
         job.report("resolve", 0.0)
         artifact = await self._resolve(plan, job, room.within_reach())
-        report = await anyio.to_thread.run_sync(self._preflight, artifact, plan, room.within_reach())
+        report = await _in_thread(self._preflight, artifact, plan, room.within_reach())
         job.report("tokenizer", 0.0)
-        text = await anyio.to_thread.run_sync(self._text, artifact)
+        text = await _in_thread(self._text, artifact)
         if report.budget is not None:
             await room.take(report.budget.total_bytes)
-        sight = await anyio.to_thread.run_sync(find_sight, artifact, report.config, text)
+        sight = await _in_thread(find_sight, artifact, report.config, text)
         text = dataclasses.replace(text, capabilities=with_capability(text.capabilities, sight))
         if self._expect is not None:
             await self._expect(text)

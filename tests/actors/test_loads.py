@@ -1,10 +1,12 @@
 """Loads and unloads over real device processes: single flight, conflicts, races with streams, kept failures."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from neuron.actors.daemon import LoadOutcome, LoadProgress, LoadRequest, ModelState
@@ -133,6 +135,35 @@ async def test_an_unload_wins_over_a_load_that_has_just_ended(tmp_path: Path) ->
         host.registry._loader.load = load  # type: ignore[method-assign]
         assert await host.load("fox") == LoadOutcome("loaded")
         assert (await host.ask("fox")).text == "The quick brown fox"
+
+
+async def test_an_unload_waits_for_no_thread_of_the_load(tmp_path: Path) -> None:
+    """A tokenizer on a disk that does not answer, say."""
+    async with daemon(tmp_path, {"fox": FOX}, load=False) as host, anyio.create_task_group() as tasks:
+        begun, over = threading.Event(), threading.Event()
+
+        def stuck(_artifact: object) -> Any:
+            begun.set()
+            over.wait(60.0)
+
+        host.registry._loader._text = stuck  # type: ignore[method-assign]
+        codes: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(NeuronError) as caught:
+                await host.load("fox")
+            codes.append(caught.value.code)
+            over.set()
+
+        tasks.start_soon(ask)
+        await anyio.to_thread.run_sync(begun.wait)
+        await host.registry.unload("test/fox")
+        with anyio.move_on_after(10.0):
+            while not codes:
+                await anyio.lowlevel.checkpoint()
+        ended = list(codes)
+        over.set()
+        assert ended == ["model_unloading"]
 
 
 async def test_a_load_that_fails_is_kept_with_its_reason(tmp_path: Path) -> None:
