@@ -94,3 +94,32 @@ def test_a_peer_that_is_gone_is_told_as_a_matter_of_the_group(tmp_path: Path) ->
     assert isinstance(error, RuntimeError)
     assert classify(error).verdict is Verdict.GROUP
     groups[0].close()
+
+
+@pytest.mark.gpu
+def test_nccl_on_the_gpus_that_are_there(tmp_path: Path) -> None:
+    """Every GPU a rank, one alone included; a sum that is recorded in a graph is one when it is played."""
+    count = min(torch.cuda.device_count(), 4)
+
+    def work(rank: int) -> tuple[int, float, list[list[float]] | None]:
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        group = join(tmp_path / "store", rank, count, WAIT_S, f"cuda:{rank}")
+        sane = group.sanity()
+        gathered = group.gather_columns(torch.full((2, 3), float(rank), device=device))
+        total = torch.full((4,), rank + 1.0, device=device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            group.all_reduce(total)
+        graph.replay()
+        torch.cuda.synchronize(device)
+        found = float(total[0])
+        del graph
+        group.close()
+        return sane, found, None if gathered is None else gathered.tolist()
+
+    found = each(count, work)
+    assert [sane for sane, _, _ in found] == [count] * count
+    assert [total for _, total, _ in found] == [count * (count + 1) / 2] * count
+    assert found[0][2] == [[float(rank) for rank in range(count) for _ in range(3)]] * 2
+    assert [columns for _, _, columns in found[1:]] == [None] * (count - 1)
