@@ -4,7 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,12 +13,16 @@ from ops.gpu_check.report import Ceilings
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`small`: shapes that a CPU, or the simulator of CUDA, runs in seconds. `until`: time.monotonic() of the end."""
+    """`small`: shapes that a CPU, or the simulator of CUDA, runs in seconds. `until`: time.monotonic() of the end.
+
+    `notes`: what went another way than it should, for the stage's result.
+    """
 
     device: torch.device
     small: bool
     until: float
     ceilings: Ceilings
+    notes: list[str] = field(default_factory=list)
 
     @property
     def cuda(self) -> bool:
@@ -33,11 +37,9 @@ class Context:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, work: Callable[[], object], repeats: int = 20) -> float:
-        """Median time of `work` on the device, warmed; runs back to back, so that launching is hidden where it can."""
+        """Median time of `work`, launched as a program does it: for work that takes longer than its launch."""
         repeats = 2 if self.small else repeats
-        for _ in range(1 if self.small else 3):
-            work()
-        self.synchronise()
+        self._warm(work)
         if not self.cuda:
             return statistics.median(_wall(work) for _ in range(repeats))
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
@@ -47,6 +49,26 @@ class Context:
             mark.record()
         self.synchronise()
         return statistics.median(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks))
+
+    def recorded_seconds(self, work: Callable[[], object], repeats: int = 20) -> float:
+        """Mean time of `work` in a CUDA graph that holds it many times: the device's own, without launches."""
+        if not self.cuda:
+            return self.seconds(work, repeats)
+        self._warm(work)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(repeats):
+                    work()
+        except Exception as error:
+            self.notes.append(f"not recorded in a CUDA graph, timed with its launches: {error}".partition("\n")[0])
+            return self.seconds(work, repeats)
+        return self.seconds(graph.replay, 5) / repeats
+
+    def _warm(self, work: Callable[[], object]) -> None:
+        for _ in range(1 if self.small else 3):
+            work()
+        self.synchronise()
 
 
 def share(part: float, whole: float) -> float | None:

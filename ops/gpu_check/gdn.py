@@ -62,7 +62,7 @@ def _decode(context: Context, result: StageResult) -> None:
     slots, positions = (torch.full((1,), value, device=device) for value in (0, 5))
     out, compiled = torch.empty_like(z), kernel(decode.make(layer.width, layer.width, parts, bfloat16=True))
     arguments = (x, z, a, b, conv, -decay, bias, norm, 1e-6, False, rings, layer.state[None], slots, positions, out)
-    taken = context.seconds(lambda: launch(compiled, (heads, 1), layer.width * parts, arguments))
+    taken = context.recorded_seconds(lambda: launch(compiled, (heads, 1), layer.width * parts, arguments))
     result.figures["decode_s"] = taken
     # The state is read and written once.
     result.figures["decode_state_bytes_per_s"] = 2 * layer.state.nbytes / taken
@@ -74,7 +74,7 @@ def _recurrent(context: Context, result: StageResult, layer: Layer) -> None:
     short = [tensor[:63].contiguous() for tensor in (layer.q, layer.k, layer.v, layer.g, layer.beta)]
     arguments = (*short, layer.state, torch.empty_like(short[2]))
     grid = (layer.width // 32, layer.heads)
-    result.figures["recurrent_63_s"] = context.seconds(lambda: launch(compiled, grid, 32 * parts, arguments))
+    result.figures["recurrent_63_s"] = context.recorded_seconds(lambda: launch(compiled, grid, 32 * parts, arguments))
 
 
 def _chunk(context: Context, result: StageResult, layer: Layer) -> None:
@@ -90,7 +90,7 @@ def _chunk(context: Context, result: StageResult, layer: Layer) -> None:
         second = (layer.q, layer.k, layer.v, layer.beta, total, inverse, mixing, layer.state, layer.out)
         launch(scan, (layer.width // 32, layer.heads), 32 * chunk.SCAN_GROUPS, second)
 
-    result.figures["chunk_kernels_s"] = context.seconds(work, 5)
+    result.figures["chunk_kernels_s"] = context.recorded_seconds(work, 5)
 
 
 def _tensors(context: Context, result: StageResult, layer: Layer) -> None:
@@ -125,7 +125,7 @@ def _fla(context: Context, result: StageResult, layer: Layer) -> None:
         )
 
     for name, work, ours in (("chunk", chunks, "chunk_tensors_s"), ("recurrent", one, "decode_s")):
-        taken = context.seconds(work)
+        taken = context.recorded_seconds(work)
         result.figures[f"fla_{name}_s"] = taken
         own = result.figures[ours]
         result.figures[f"ours_over_fla_{name}"] = round(own / taken, 3) if isinstance(own, float) else None

@@ -1,9 +1,9 @@
 """The stages by name, with the time each may take. Modules are imported by the child that runs them, never here."""
 
 import importlib
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ops.gpu_check.report import StageResult
+from ops.gpu_check.report import StageResult, Status
 
 
 class Stage(NamedTuple):
@@ -29,7 +29,13 @@ STAGES = (
 BY_NAME = {stage.name: stage for stage in STAGES}
 
 
-def run(name: str, context: object) -> StageResult:
+class Noting(Protocol):
+    """A Context, which to import takes torch."""
+
+    notes: list[str]
+
+
+def run(name: str, context: Noting) -> StageResult:
     """Run a stage in this process; what it raises becomes its result."""
     stage, result = BY_NAME[name], StageResult(name)
     try:
@@ -39,4 +45,6 @@ def run(name: str, context: object) -> StageResult:
         result.missing(f"{error.name or error} is not installed")
     except Exception as error:
         result.failed(f"{type(error).__name__}: {error}")
+    for note in dict.fromkeys(context.notes):
+        result.missing(note) if result.status is Status.OK else result.lines.append(note)
     return result

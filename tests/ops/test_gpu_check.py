@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -138,12 +141,60 @@ def test_a_stage_that_raises_or_lacks_a_package_goes_no_further(monkeypatch: pyt
         result.figures["half"] = 1
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
+    context = SimpleNamespace(notes=[])
     monkeypatch.setattr(environment, "run", lacking)
-    assert stages.run("environment", None).lines == ["numba_cuda is not installed"]
+    assert stages.run("environment", context).lines == ["numba_cuda is not installed"]
     monkeypatch.setattr(environment, "run", raising)
-    result = stages.run("environment", None)
+    result = stages.run("environment", context)
     assert (result.status, result.figures) == (Status.FAILED, {"half": 1})
     assert "illegal memory access" in result.lines[0]
+    monkeypatch.setattr(
+        environment, "run", lambda context, result: context.notes.extend(["not recorded", "not recorded"])
+    )
+    result = stages.run("environment", context)
+    assert (result.status, result.lines) == (Status.MISSING, ["not recorded"])
+
+
+class FakeEvent:
+    """A clock that moves by a millisecond for each mark."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        FakeEvent.now += 1.0
+        self.at = FakeEvent.now
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return later.at - self.at
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_device_time_is_taken_of_a_graph_where_one_can_be_made(monkeypatch: pytest.MonkeyPatch, records: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from ops.gpu_check.context import Context
+
+    @contextmanager
+    def graph(made: object, capture_error_mode: str) -> Iterator[None]:
+        if not records:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        yield
+
+    fakes = {"Event": FakeEvent, "graph": graph, "synchronize": lambda device: None}
+    for name, fake in (fakes | {"CUDAGraph": lambda: SimpleNamespace(replay=lambda: None)}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    context = Context(torch.device("cuda"), False, 0.0, Ceilings())
+    calls: list[int] = []
+    taken = context.recorded_seconds(lambda: calls.append(1), 10)
+    assert taken == pytest.approx(1e-4 if records else 1e-3)
+    assert len(calls) == (3 + 10 if records else 3 + 3 + 10)
+    assert context.notes == (
+        []
+        if records
+        else ["not recorded in a CUDA graph, timed with its launches: operation not permitted when stream is capturing"]
+    )
 
 
 def test_the_budget_and_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
