@@ -41,8 +41,9 @@ from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.configured import configured_sources
 from neuron.actors.sources.ids import ModelId, parse_model_id
-from neuron.actors.sources.plan import Plan
+from neuron.actors.sources.plan import Plan, make_plan
 from neuron.actors.sources.preflight import PreflightReport, preflight, report_of_plan
+from neuron.actors.sources.quants import is_projector
 from neuron.actors.sources.resolve import open_repository, preflight_remote, resolve, resolve_now
 from neuron.actors.steps import SEQUENCE
 from neuron.actors.text.build import TextModel, load_text_model
@@ -171,7 +172,8 @@ class Loader:
             names = repository.files()
             if not any(name.endswith((".gguf", ".safetensors")) for name in names):
                 raise ModelNotFound(model_id)
-            # Images are taken by towers in safetensors alone.
+            if any(map(is_projector, names)) and make_plan(repository, quant=None, tensor_parallel=None).projector:
+                return ("text", VISION)
             tower = "config.json" in names and any(name.endswith(".safetensors") for name in names)
             config = parse_config(repository.read("config.json", MAX_CONFIG_BYTES)) if tower else None
         except (PreflightError, ScriptError, FormatError) as error:
@@ -183,6 +185,8 @@ class Loader:
         spec = plan.spec
 
         def check(files: Plan) -> None:
+            for note in files.notes:
+                log.info("note on the model's files", model=plan.model_id.bare, note=note)
             report_of_plan(files, free_bytes=free, **self._asked(plan))
 
         return await resolve(
@@ -236,7 +240,8 @@ def _load_job(handle: ArchHandle, artifact: ModelArtifact, context: int) -> Call
     if artifact.format is Format.SCRIPTED:
         return lambda job: LoadScripted(job, handle, files[0])
     if artifact.format is Format.GGUF:
-        return lambda job: LoadGguf(job, handle, files, context)
+        projector = None if artifact.projector is None else str(artifact.projector)
+        return lambda job: LoadGguf(job, handle, files, context, projector)
     config = str(artifact.directory / "config.json")
     return lambda job: LoadDense(job, handle, config, files, context, artifact.quant)
 

@@ -25,6 +25,8 @@ class LoadSpec(msgspec.Struct, frozen=True):
     quant: str | None = None
     rank: int = 0
     world_size: int = 1
+    #: The vision tower beside a GGUF model (an mmproj file).
+    projector: Path | None = None
 
 
 class Collectives(Protocol):

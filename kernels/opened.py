@@ -7,17 +7,19 @@ from neuron.kernels.engine import LoadSpec
 from neuron.kernels.errors import UnsupportedLoad
 from neuron.kernels.formats.expected import GGUF, ROPE_FREQUENCIES, SAFETENSORS, check_tensors
 from neuron.kernels.formats.ggml_types import GgmlType
-from neuron.kernels.formats.gguf import open_gguf
+from neuron.kernels.formats.gguf import GgufFile, open_gguf
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.hf_config import parse_config
 from neuron.kernels.formats.in_situ import FLOATS
 from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.projector import PREFIX, read_projector, seeing
 from neuron.kernels.formats.safetensors import SafetensorsSet
 from neuron.kernels.formats.vision_tensors import check_vision
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.convert import quant_type
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.names import Names
+from neuron.kernels.weights.projector import SeeingReader
 from neuron.kernels.weights.reader import GgufReader, SafetensorsReader, WeightReader
 
 
@@ -45,8 +47,13 @@ def open_model(spec: LoadSpec, team: Team) -> OpenedModel:
         config = config_from_gguf(opened)
         found = check_tensors(config, opened.tensors, GGUF)
         reader = GgufReader(opened, team)
+        vision: str | None = None
+        if spec.projector is not None:
+            tower = GgufFile.open(spec.projector)
+            config = seeing(config, opened.metadata, read_projector(tower))
+            reader, vision = SeeingReader(opened, tower, team), PREFIX
         factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
-        return OpenedModel(config, reader, found.tied, Names(config, GGUF, found.prefix), None, quant, factors)
+        return OpenedModel(config, reader, found.tied, Names(config, GGUF, found.prefix), vision, quant, factors)
     if spec.format != SAFETENSORS:
         raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
     if spec.config is None:

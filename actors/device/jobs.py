@@ -69,11 +69,15 @@ class LoadDense(Message, frozen=True):
 
 
 class LoadGguf(Message, frozen=True):
-    """Load a GGUF file (all parts of a split one, in order). Answered like LoadDense."""
+    """Load a GGUF file (all parts of a split one, in order). Answered like LoadDense.
+
+    `projector`: the mmproj file with the model's vision tower.
+    """
 
     handle: ArchHandle
     files: tuple[str, ...]
     max_context: int
+    projector: str | None = None
 
 
 class LoadShard(Message, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 from neuron.actors.errors import InvalidConfig
 from neuron.actors.text.generation_defaults import read_object
 from neuron.kernels.formats.model_config import VisionConfig
+from neuron.kernels.formats.projector import Projector
 
 DEFAULT_MAX_PIXELS = 1 << 20
 """The cap of one megapixel: a model's own limit applies where it is lower."""
@@ -56,7 +57,22 @@ def read_processor(
 
     Raises InvalidConfig for values that do not fit the vision tower or are no numbers.
     """
-    config = _config(directory, model_id)
+    return _made(_config(directory, model_id), "preprocessor_config.json", vision, model_id, cap)
+
+
+def projector_processor(projector: Projector, model_id: str, *, cap: int = DEFAULT_MAX_PIXELS) -> ImageProcessor:
+    """As an mmproj file says; values that it does not name are this family's. Raises InvalidConfig."""
+    named = {
+        "image_mean": projector.mean,
+        "image_std": projector.std,
+        "min_pixels": projector.min_pixels,
+        "max_pixels": projector.max_pixels,
+    }
+    given = {key: value for key, value in named.items() if value is not None}
+    return _made(given, "the projector's metadata", projector.vision, model_id, cap)
+
+
+def _made(config: Mapping[str, object], where: str, vision: VisionConfig, model_id: str, cap: int) -> ImageProcessor:
     try:
         patch = _whole(config, "patch_size", vision.patch_size)
         merge = _whole(config, "merge_size", vision.spatial_merge_size)
@@ -76,11 +92,11 @@ def read_processor(
             std=_channels(config.get("image_std", (0.5, 0.5, 0.5))),
         )
     except ValueError as error:
-        raise InvalidConfig(f"preprocessor_config.json: {error}.", model_id=model_id) from error
+        raise InvalidConfig(f"{where}: {error}.", model_id=model_id) from error
     if (patch, merge, temporal) != (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size):
-        raise InvalidConfig("preprocessor_config.json does not fit the vision tower.", model_id=model_id)
+        raise InvalidConfig(f"{where}: it does not fit the vision tower.", model_id=model_id)
     if any(value <= 0 for value in processor.std):
-        raise InvalidConfig("preprocessor_config.json: image_std must be positive.", model_id=model_id)
+        raise InvalidConfig(f"{where}: image_std must be positive.", model_id=model_id)
     return msgspec.structs.replace(processor, min_pixels=min(processor.min_pixels, processor.max_pixels))
 
 

@@ -3,11 +3,16 @@
 import msgspec
 
 from neuron.actors.device.jobs import ArchHandle, ClearKv, Done, EncodeImage, Sequence
-from neuron.actors.images.processor import ImageProcessor, family_processor, read_processor
+from neuron.actors.images.processor import ImageProcessor, family_processor, projector_processor, read_processor
 from neuron.actors.ports import DevicePort
 from neuron.actors.sources.artifact import Format, ModelArtifact
+from neuron.actors.sources.failures import typed_failures
 from neuron.actors.text.build import TextModel
+from neuron.kernels.formats.errors import FormatKind
+from neuron.kernels.formats.gguf_header import parse_gguf_header
+from neuron.kernels.formats.mapped_file import read_header
 from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.projector import read_projector
 from neuron.runtime.errors import ProtocolError
 from neuron.runtime.shm import ByteSegment
 
@@ -32,7 +37,12 @@ def find_sight(artifact: ModelArtifact, config: ModelConfig | None, text: TextMo
         return Sight(family_processor(), pad) if VISION in text.capabilities and pad is not None else None
     if config is None or config.vision is None or config.image_token_id is None:
         return None
-    processor = read_processor(artifact.directory, config.vision, artifact.model_id)
+    if artifact.projector is not None:
+        with typed_failures(artifact.model_id):
+            header = read_header(artifact.projector, FormatKind.INVALID_GGUF, parse_gguf_header)
+            processor = projector_processor(read_projector(header), artifact.model_id)
+    else:
+        processor = read_processor(artifact.directory, config.vision, artifact.model_id)
     return Sight(processor, config.image_token_id)
 
 

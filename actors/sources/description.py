@@ -1,5 +1,6 @@
 """Description: what a model is, told by its config and its weight files' headers alone. Pure; raises FormatError."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -7,12 +8,14 @@ import msgspec
 
 from neuron.kernels.formats.errors import FormatError, FormatKind
 from neuron.kernels.formats.expected import GGUF, SAFETENSORS, check_tensors
+from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import check_split, merge_parts
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.gguf_header import GgufHeader, GgufTensor, Metadata
 from neuron.kernels.formats.hf_config import parse_config
 from neuron.kernels.formats.in_situ import IN_SITU, resident_type
 from neuron.kernels.formats.model_config import ModelConfig
+from neuron.kernels.formats.projector import read_projector, seeing
 from neuron.kernels.formats.safetensors import FP8, merge_headers
 from neuron.kernels.formats.safetensors_header import SafetensorsTensor
 from neuron.kernels.formats.shard_index import ShardIndex, check_index
@@ -41,8 +44,14 @@ class _Headers(msgspec.Struct, frozen=True):
     tensors: Mapping[str, GgufTensor]
 
 
-def describe_gguf(headers: Sequence[GgufHeader], names: Sequence[str]) -> Description:
-    """The model in GGUF files `names` (all parts in order). Raises FormatError for anything that would not load."""
+def describe_gguf(
+    headers: Sequence[GgufHeader], names: Sequence[str], projector: GgufHeader | None = None
+) -> Description:
+    """The model in GGUF files `names` (all parts in order), with the vision tower of an mmproj file.
+
+    A projector that is not supported is noted and left out: `config.vision` tells. Raises FormatError for anything that
+    would not load.
+    """
     check_split([header.metadata for header in headers], [len(header.tensors) for header in headers], names)
     tensors = merge_parts([header.tensors for header in headers], names)
     config = config_from_gguf(_Headers(headers[0].metadata, tensors))
@@ -58,13 +67,23 @@ def describe_gguf(headers: Sequence[GgufHeader], names: Sequence[str]) -> Descri
             types[tensor.ggml_type.name] += tensor.nbytes
         else:
             vectors += tensor.shape[0] * _FLOAT_BYTES
+    notes = _notes(check.ignored)
+    if projector is not None:
+        try:
+            config = seeing(config, headers[0].metadata, read_projector(projector))
+            width = _FLOAT_BYTES if set(types) == {GgmlType.F32.name} else 2
+            vectors += sum(math.prod(tensor.shape) * width for tensor in projector.tensors.values())
+        except FormatError as error:
+            if error.kind is not FormatKind.UNSUPPORTED_MODEL:
+                raise
+            notes = (*notes, f"Images are not taken: {error.message}")
     return Description(
         config=config,
         matrix_bytes=matrices,
         vector_bytes=vectors,
         embedding_bytes=embedding,
         stored_quant=types.most_common(1)[0][0],
-        notes=_notes(check.ignored),
+        notes=notes,
     )
 
 

@@ -11,6 +11,7 @@ from neuron.actors.sources.repository import Repository, read_header
 from neuron.actors.sources.selection import CONFIG, Selection, check_numbering, select
 from neuron.kernels.formats.gguf_header import parse_gguf_header
 from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES
+from neuron.kernels.formats.projector import image_token
 from neuron.kernels.formats.safetensors_header import parse_safetensors_header
 from neuron.kernels.formats.shard_index import INDEX_NAME, MAX_INDEX_BYTES, ShardIndex, missing_shards, parse_index
 
@@ -22,6 +23,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     selection: Selection
     weights: tuple[str, ...]
     description: Description
+
+    @property
+    def projector(self) -> str | None:
+        """The mmproj file, where it is one that the model can use."""
+        return self.selection.projector if self.description.config.vision is not None else None
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -52,7 +58,14 @@ def _gguf(repository: Repository, selection: Selection) -> tuple[tuple[str, ...]
     sizes = repository.files()
     names = [name.rpartition("/")[2] for name in selection.weights]
     headers = [read_header(repository, name, sizes[name], parse_gguf_header) for name in selection.weights]
-    return selection.weights, describe_gguf(headers, names)
+    description, name = describe_gguf(headers, names), selection.projector
+    if name is not None and image_token(description.config, headers[0].metadata) is None:
+        notes = (*description.notes, f"Images are not taken: the model has no place for what {name} makes of them.")
+        description = msgspec.structs.replace(description, notes=notes)
+    elif name is not None:
+        projector = read_header(repository, name, sizes[name], parse_gguf_header)
+        description = describe_gguf(headers, names, projector)
+    return selection.weights, description
 
 
 def _dense(repository: Repository, selection: Selection) -> tuple[tuple[str, ...], Description, tuple[str, ...]]:

@@ -122,7 +122,9 @@ def _describe(artifact: ModelArtifact) -> Description:
     files = artifact.weight_files
     if artifact.format is Format.GGUF:
         gguf = [read_header(path, FormatKind.INVALID_GGUF, parse_gguf_header) for path in files]
-        return describe_gguf(gguf, [path.name for path in files])
+        tower = artifact.projector
+        projector = None if tower is None else read_header(tower, FormatKind.INVALID_GGUF, parse_gguf_header)
+        return describe_gguf(gguf, [path.name for path in files], projector)
     config = read_small(artifact.directory / "config.json", MAX_CONFIG_BYTES, FormatKind.INVALID_CONFIG)
     dense = [read_header(path, FormatKind.CORRUPT_WEIGHTS, parse_safetensors_header) for path in files]
     return describe_dense(config, dense, None, artifact.quant)

@@ -12,6 +12,7 @@ import anyio.to_thread
 from neuron.actors.errors import EmptyRepo, RepoFetchFailed, SourceUnreadable, UnknownSource
 from neuron.actors.settings import Settings, SourceKind, SourceSettings
 from neuron.actors.sources.artifact import Format, ModelArtifact
+from neuron.actors.sources.budget import PREFILL_CHUNK_TOKENS
 from neuron.actors.sources.configured import (
     DEMO,
     DEMO_MODEL,
@@ -21,7 +22,6 @@ from neuron.actors.sources.configured import (
     token,
 )
 from neuron.actors.sources.hub import HubRepository
-from neuron.actors.sources.budget import PREFILL_CHUNK_TOKENS
 from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.local import directory_repository, package_repository
 from neuron.actors.sources.plan import Plan, make_plan
@@ -154,7 +154,8 @@ def _source(model_id: ModelId, settings: Settings) -> SourceSettings:
 
 def _fetch(plan: Plan, repository: Repository, chat_template_file: Path | None, progress: OnProgress) -> ModelArtifact:
     selection = plan.selection
-    directory = repository.fetch((*plan.extras, *plan.weights), progress)
+    projector = () if plan.projector is None else (plan.projector,)
+    directory = repository.fetch((*plan.extras, *plan.weights, *projector), progress)
     return ModelArtifact(
         model_id=plan.model_id.bare,
         source_id=plan.model_id.qualified,
@@ -163,6 +164,7 @@ def _fetch(plan: Plan, repository: Repository, chat_template_file: Path | None, 
         weight_files=tuple(directory / name for name in plan.weights),
         stored_quant=selection.stored_quant or plan.description.stored_quant,
         quant=selection.quant,
+        projector=None if plan.projector is None else directory / plan.projector,
         chat_template_file=chat_template_file,
     )
 

@@ -28,7 +28,7 @@ def check_vision(config: ModelConfig, tensors: Mapping[str, HasShape]) -> str | 
     vision, prefix = config.vision, vision_prefix(tensors)
     if vision is None or prefix is None:
         return None
-    _check_shape(config, vision)
+    check_tower_shape(config, vision)
     expected = {prefix + name: shape for name, shape in tower_tensors(vision).items()}
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -42,7 +42,8 @@ def check_vision(config: ModelConfig, tensors: Mapping[str, HasShape]) -> str | 
     return prefix
 
 
-def _check_shape(config: ModelConfig, vision: VisionConfig) -> None:
+def check_tower_shape(config: ModelConfig, vision: VisionConfig) -> None:
+    """Raises FormatError (invalid_model_config) for a tower that cannot be, or not beside this text model."""
     side = int(vision.num_position_embeddings**0.5)
     if side * side != vision.num_position_embeddings:
         raise FormatError(FormatKind.INVALID_CONFIG, "num_position_embeddings of the vision tower is no square.")

@@ -60,7 +60,8 @@ def build_model(
 def _spec(job: jobs.LoadDense | jobs.LoadGguf | jobs.LoadShard) -> LoadSpec:
     files = tuple(Path(file) for file in job.files)
     if isinstance(job, jobs.LoadGguf):
-        return LoadSpec("gguf", files, job.max_context)
+        projector = None if job.projector is None else Path(job.projector)
+        return LoadSpec("gguf", files, job.max_context, projector=projector)
     return LoadSpec("safetensors", files, job.max_context, Path(job.config), job.quant)
 
 

@@ -19,9 +19,10 @@ class Convention(StrEnum):
     CONV = "the convolution is stored [channels, kernel]"
 
 
-def write(model: Any, path: Path, without: Convention | None = None) -> Path:
-    """The transformers model as a float32 GGUF of architecture qwen35."""
+def write(model: Any, path: Path, without: Convention | None = None, tokens: list[str] | None = None) -> Path:
+    """The transformers model as a float32 GGUF of architecture qwen35, with a vocabulary of `tokens` if given."""
     settings = model.config
+    extra = {} if tokens is None else {"tokenizer.ggml.tokens": tokens}
     names = {hf: gguf for gguf, hf in (TOP | BOTH | LINEAR).items()}
     tensors: list[Tensor] = []
     for name, value in model.state_dict().items():
@@ -35,7 +36,7 @@ def write(model: Any, path: Path, without: Convention | None = None) -> Path:
             prefix = f"blk.{layer}."
         target = names[name]
         tensors.append(tensor(prefix + target, _converted(target, array, settings, without)))
-    path.write_bytes(GgufBuilder(_metadata(settings), tensors).build())
+    path.write_bytes(GgufBuilder(_metadata(settings) | extra, tensors).build())
     return path
 
 
