@@ -104,7 +104,7 @@ def image_token(config: ModelConfig, metadata: Metadata) -> int | None:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if config.rope.mrope_section is None or not isinstance(tokens, list) or _PAD_TOKEN not in tokens:
         return None
-    return tokens.index(_PAD_TOKEN)
+    return next(index for index, token in enumerate(tokens) if token == _PAD_TOKEN)
 
 
 def stored_name(name: str) -> str:

@@ -127,7 +127,7 @@ async def test_a_conversation_with_images_goes_on_as_from_an_empty_cache(talk: T
 
 async def test_another_picture_in_the_same_place_is_not_mistaken_for_the_first(talk: Talk) -> None:
     ids = [*text(1, 30), IMAGE_TOKEN, *text(2, 60), *text(3, 20)]
-    answers = {}
+    answers: dict[int, Floats] = {}
     for seed in (1, 2, 1):
         rows, reused = await talk.warm(ids, [image(5, 5, seed)])
         assert np.array_equal(rows[0], (await talk.cold(ids, [image(5, 5, seed)]))[0])
