@@ -24,7 +24,7 @@ SEARCHES = 2
 QUICK = 300
 #: Tokens this far (natural log) below the best are not tried.
 REACH = np.float32(12.0)
-#: Steps between attempts where no way to the end was found.
+#: Steps until the next attempt where no way to the end was found; twice as many after each failure.
 RETRY = 16
 #: Longest runs: blank characters anywhere, digits of one number, one token repeated within a string.
 MAX_BLANKS = 96
@@ -44,6 +44,7 @@ class Budget:
         self._plan: list[int] | None = None
         self._needed = self._jump
         self._pause = 0
+        self._retry = RETRY
         self._next: dict[int, list[int]] = {}
         self._last = -1
         self._blanks = self._digits = self._repeats = 0
@@ -115,7 +116,9 @@ class Budget:
         if not plan or matcher.validate_tokens(plan) != len(plan):
             plan = self._closer.plan(matcher, self._lexer, 1 << 16)
             if plan is None:
-                self._pause = RETRY
+                self._pause, self._retry = self._retry, 2 * self._retry
+            else:
+                self._retry = RETRY
         self._plan = plan
         if plan is not None:
             self._needed = max(len(plan), self._jump)

@@ -20,6 +20,9 @@ XML_CLOSE = b"\n</parameter>\n"
 #: States looked at for one plan, and within one string or number.
 MAX_STATES = 3000
 MAX_LOCAL_STATES = 160
+#: Single bytes tried for one plan, 30 microseconds each: the event loop stands still meanwhile. Schemas that people
+#: write need a tenth of it; one that asks for a hundred thousand characters would take seconds and find nothing.
+MAX_STEPS = 6000
 #: Ways to end one string or number that are kept for a later change of mind.
 MAX_WAYS = 6
 #: From so many allowed bytes on, only some of each kind are tried.
@@ -78,18 +81,20 @@ class Closer:
         self._quote = self._run(b'"')
         self._closers = tuple(run for run in (self._run(b"}"), self._run(b"]")) if run)
         self._xml_close = self._run(XML_CLOSE)
+        self._steps_left = MAX_STEPS
 
     def plan(self, matcher: LLMatcher, lexer: Lexer, most: int, *, states: int = MAX_STATES) -> list[int] | None:
         """Ids that end the answer from here, the end token last: at most `most`; None where none were found.
 
         `states`: how many states may be looked at.
         """
+        self._steps_left = MAX_STEPS
         for bound in _BOUNDS:
             path = self._search(matcher.deep_copy(), lexer.copy(), bound, states)
             if path is not None:
                 plan = self._shortened(matcher, path)
                 return plan if len(plan) <= most else None
-            if bound > LONGEST_PIECE * most:
+            if bound > LONGEST_PIECE * most or self._steps_left <= 0:
                 return None
         return None
 
@@ -125,6 +130,8 @@ class Closer:
         for _ in range(states):
             if matcher.is_accepting():
                 return [*path, self._tokens.eos_id]
+            if self._steps_left <= 0:
+                return None
             runs = iter(self._ways(matcher, lexer)) if len(path) < bound else iter(())
             choices.append((len(path), lexer.copy(), runs))
             while True:
@@ -208,6 +215,7 @@ class Closer:
 
     def _step(self, matcher: LLMatcher, byte: int) -> tuple[Run, frozenset[int]] | None:
         """One byte and what it forces; afterwards the matcher is where it was."""
+        self._steps_left -= 1
         run = self._run(bytes([byte]))
         if matcher.try_consume_tokens(list(run)) != len(run):
             return None

@@ -10,7 +10,7 @@ import pytest
 from neuron.actors.request import ResponseFormat, Thinking, Tool, ToolChoice
 from neuron.actors.text.constraint import Constraint, build_constraint
 from neuron.actors.text.constraint_budget import MAX_BLANKS, MAX_DIGITS, MAX_REPEATS, required_names
-from neuron.actors.text.constraint_closing import Closer, Lexer
+from neuron.actors.text.constraint_closing import MAX_LOCAL_STATES, MAX_STEPS, Closer, Lexer
 from neuron.actors.text.constraint_grammar import CallForm, grammar_of
 from neuron.actors.text.constraint_vocabulary import vocabulary
 from neuron.actors.text.parser import build_parser
@@ -185,3 +185,31 @@ def test_a_grammar_of_calls_and_schema_is_closed() -> None:
         tokens = write(SIDE, held, 120, likes={ids(SIDE, liked)[0]: 40.0})
         assert tokens[0] == ids(SIDE, liked)[0]
         assert tokens[-1] == EOS
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 100_000},
+        {"type": "string", "pattern": "^(a|b){5000}$"},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 20_000},
+    ],
+)
+def test_a_value_too_long_to_close_costs_a_bounded_search(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for a search: what is not found soon is not looked for at every token."""
+    steps = 0
+    step = Closer._step
+
+    def counted(self: Closer, matcher: Any, byte: int) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(self, matcher, byte)
+
+    monkeypatch.setattr(Closer, "_step", counted)
+    held = constrained(PLAIN, 60, response_format=ResponseFormat("json_schema", schema))
+    out = write(PLAIN, held, 60)
+    assert len(out) == 60
+    #: Attempts at the first token, and 16 and 32 tokens later.
+    assert steps <= 3 * (MAX_STEPS + MAX_LOCAL_STATES)
