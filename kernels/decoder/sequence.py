@@ -112,9 +112,6 @@ class SequenceCache:
         self.kv.length = length
         return length
 
-    def reserve(self, positions: int) -> None:
-        """There is room for the whole context from the start."""
-
     def copy_rows(self, begin: int, end: int, pages: Pages) -> npt.NDArray[np.generic]:
         """Rows of positions begin..end-1, a copy in `pages`."""
         return _copied(self.kv.rows[:, :, :, begin:end], pages)

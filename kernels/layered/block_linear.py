@@ -35,6 +35,10 @@ class BlockLinear:
     def nbytes(self) -> int:
         return self._matrix.nbytes
 
+    @property
+    def scratch_nbytes(self) -> int:
+        return 0 if _STORED.get(self._matrix.kind) is self._dtype else self.rows * self.cols * self._dtype.itemsize
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] <= STEP_ROWS:
             return self._by_blocks(x.float().contiguous())

@@ -21,6 +21,8 @@ from neuron.kernels.layered.weights import LayerParts
 #: A thread keeps this many rows of a state's column in registers at most.
 _MOST_ROWS = 64
 _MOST_THREADS = 1024
+#: Columns of a state that one block of the recurrence holds: enough blocks for a large card.
+_COLUMNS = 32
 
 
 class CudaDelta(TorchDelta):
@@ -81,11 +83,12 @@ class CudaDelta(TorchDelta):
             super()._recurrent(q, k, v, g, beta, state, out)
             return
         linear = self._linear
-        compiled = _recurring(linear.key_dim, linear.value_dim, self._parts)
+        columns = _COLUMNS if linear.value_dim % _COLUMNS == 0 else linear.value_dim
+        compiled = _recurring(linear.key_dim, columns, self._parts)
         # The kernel divides queries by the root of K itself.
         whole = q * linear.key_dim**0.5
         arguments = (whole, *(tensor.contiguous() for tensor in (k, v, g, beta)), state, out)
-        launch(compiled, (1, linear.value_heads), linear.value_dim * self._parts, arguments)
+        launch(compiled, (linear.value_dim // columns, linear.value_heads), columns * self._parts, arguments)
 
 
 def fitting_parts(key_dim: int, value_dim: int) -> int | None:
@@ -103,5 +106,5 @@ def _decoding(key_dim: int, value_dim: int, parts: int, bfloat16: bool) -> Any:
 
 
 @cache
-def _recurring(key_dim: int, value_dim: int, parts: int) -> Any:
-    return kernel(recurrent.make(key_dim, value_dim, parts))
+def _recurring(key_dim: int, columns: int, parts: int) -> Any:
+    return kernel(recurrent.make(key_dim, columns, parts))

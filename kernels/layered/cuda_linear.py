@@ -34,6 +34,10 @@ class CudaBlockLinear:
     def nbytes(self) -> int:
         return self._blocks.nbytes
 
+    @property
+    def scratch_nbytes(self) -> int:
+        return self.rows * self.cols * self._dtype.itemsize
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if len(x) <= MOST_ROWS:
             out = x.new_empty(len(x), self.rows, dtype=torch.float32)

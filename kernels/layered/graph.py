@@ -51,12 +51,6 @@ class GraphedStep:
         if self.state is StepState.COLD:
             self.state = StepState.WARM
 
-    def invalidate(self) -> None:
-        """Memory that the work uses has moved: record anew at the next use."""
-        self._replay = None
-        if self.state is StepState.RECORDED:
-            self.state = StepState.WARM
-
     def _record(self) -> None:
         assert self._recorder is not None
         try:

@@ -16,6 +16,10 @@ class Linear(Protocol):
     def cols(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def scratch_nbytes(self) -> int:
+        """What a product of many rows takes beside the matrix: its blocks as numbers."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def part(self, first: int, last: int) -> "Linear":
@@ -45,6 +49,10 @@ class DenseLinear:
     @property
     def nbytes(self) -> int:
         return self._weight.nbytes
+
+    @property
+    def scratch_nbytes(self) -> int:
+        return 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x.to(self._weight.dtype), self._weight)

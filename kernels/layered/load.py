@@ -121,7 +121,9 @@ def _build(
         weights=weights.nbytes + (0 if tower is None else tower.nbytes),
         kv_per_token=own.kv_elements_per_token * (4 if place.exact else 2),
         state=own.state_bytes,
-        workspace=_activations(own, rows, vocab) + (0 if delta is None else delta.nbytes),
+        workspace=_activations(own, rows, vocab)
+        + weights.expanded_nbytes(place.dtype)
+        + (0 if delta is None else delta.nbytes),
     )
     line = _summary(config, own, context, place, sharding)
     if tower is None:

@@ -71,7 +71,6 @@ class LayeredModel:
             vocab=self.vocab_size,
         )
         held = self._sequence(sequence)
-        held.reserve(position + len(tokens))
         try:
             self._running.run(held, tokens, logits, spliced, rope_positions)
         except BaseException:

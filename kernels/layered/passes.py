@@ -59,7 +59,7 @@ class Passes:
         spliced: Sequence[tuple[int, torch.Tensor]],
         rope_positions: RopePositions,
     ) -> None:
-        """All `tokens` after what `sequence` holds, which has room; its length moves with each pass."""
+        """All `tokens` after what `sequence` holds; its length moves with each pass. Arguments are checked."""
         if self._placement.on_host and self._placement.team.adapt():
             torch.set_num_threads(self._placement.team.active)
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""KV rows of one sequence on a device: HostRows are the compiled engine's cache, DeviceRows grow as tokens come."""
+"""KV rows of one sequence: HostRows are the compiled engine's cache, DeviceRows memory of a device."""
 
 from typing import Protocol
 
@@ -7,21 +7,15 @@ import torch
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.formats.ggml_types import GgmlType
 
-#: Positions of the first allocation on a device, and what an emptied sequence may keep.
-FIRST_POSITIONS = 4096
-
 
 class KvRows(Protocol):
-    """`rows` [layer, K and V, kv head, position, head_dim] in the products' type; `context` bounds the positions."""
+    """`rows` [layer, K and V, kv head, position, head_dim] for `context` positions; they never move."""
 
     rows: torch.Tensor
     context: int
 
-    def reserve(self, positions: int) -> bool:
-        """Room for `positions`, what is held staying; True when the memory has moved."""
-
-    def empty(self) -> bool:
-        """Nothing is held any more: memory may go back. True when it has moved."""
+    def empty(self) -> None:
+        """Nothing is held any more: pages may go back."""
 
     def close(self) -> None: ...
 
@@ -36,12 +30,8 @@ class HostRows:
         self.context = context
         self.rows = torch.from_numpy(self._cache.rows)
 
-    def reserve(self, positions: int) -> bool:
-        return False
-
-    def empty(self) -> bool:
+    def empty(self) -> None:
         self._cache.truncate(0)
-        return False
 
     def close(self) -> None:
         self.rows = torch.empty(0)
@@ -49,40 +39,17 @@ class HostRows:
 
 
 class DeviceRows:
-    """Doubles when full, since a long context is mostly not reached."""
+    """Memory of the device for the whole context, taken once: preflight counts it, and recorded steps point into it."""
 
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.context = context
-        self._shape, self._head_dim = (layers, 2, kv_heads), head_dim
-        self._dtype, self._device = dtype, device
-        self.rows = self._allocate(min(FIRST_POSITIONS, context))
+        # Zeros: masked positions are multiplied with, and must be numbers.
+        self.rows = torch.zeros(layers, 2, kv_heads, context, head_dim, dtype=dtype, device=device)
 
-    @property
-    def capacity(self) -> int:
-        return self.rows.shape[3]
-
-    def reserve(self, positions: int) -> bool:
-        if positions <= self.capacity:
-            return False
-        old = self.rows
-        grown = self._allocate(min(self.context, max(positions, 2 * self.capacity)))
-        grown[:, :, :, : old.shape[3]] = old
-        self.rows = grown
-        return True
-
-    def empty(self) -> bool:
-        if self.capacity <= FIRST_POSITIONS:
-            return False
-        self.rows = torch.empty(0, device=self._device)
-        self.rows = self._allocate(min(FIRST_POSITIONS, self.context))
-        return True
+    def empty(self) -> None:
+        pass
 
     def close(self) -> None:
-        self.rows = torch.empty(*self._shape, 0, self._head_dim, device=self._device)
-
-    def _allocate(self, positions: int) -> torch.Tensor:
-        """Zeros: masked positions are multiplied with, and must be numbers."""
-        shape = (*self._shape, positions, self._head_dim)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self.rows = self.rows.new_empty(0)

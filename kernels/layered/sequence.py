@@ -42,11 +42,6 @@ class LayeredSequence:
         if delta != self.rope_delta:
             self._deltas.append((self.length, delta))
 
-    def reserve(self, positions: int) -> None:
-        """Room for `positions` in all."""
-        if self.rows.reserve(positions):
-            self._moved()
-
     def truncate(self, keep: int) -> int:
         """Hold only the first `keep` tokens; returns how many are held. A recurrent state cannot be rolled back."""
         if keep >= self.length > 0:
@@ -98,12 +93,7 @@ class LayeredSequence:
             self.state.reset()
         self._deltas.clear()
         self.length = 0
-        if self.rows.empty():
-            self._moved()
-
-    def _moved(self) -> None:
-        if self.step is not None:
-            self.step.graphed.invalidate()
+        self.rows.empty()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -81,6 +81,11 @@ class LayeredWeights:
         head = 0 if self.tied else self.head.nbytes
         return self.embedding.nbytes + head + self.norm.nbytes + sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def scratch_nbytes(self) -> int:
+        """The most that one product takes beside its matrix."""
+        return max(linear.scratch_nbytes for layer in self.layers for linear in layer.linears.values())
+
 
 def all_float32(config: ModelConfig, reader: WeightReader, names: Names, quant: GgmlType | None) -> bool:
     """Whether every matrix of the layers will be float32: then nothing is rounded anywhere."""

@@ -54,9 +54,6 @@ class Cached(Protocol):
     def recurrent(self) -> bool:
         """Whether there is a recurrent state beside the rows."""
 
-    def reserve(self, positions: int) -> None:
-        """Room for `positions` in all, or what the device raises for want of memory, with nothing changed."""
-
     def copy_rows(self, begin: int, end: int, pages: Pages) -> npt.NDArray[np.generic]: ...
     def put_rows(self, rows: npt.NDArray[np.generic], begin: int) -> None:
         """Write [layer][K, V][kv head][n][head_dim] at positions from `begin` on; the length is not moved."""

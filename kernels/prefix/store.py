@@ -54,7 +54,6 @@ class BlockStore:
         held = self._state(state, length) if state else None
         if (held is None) is cache.recurrent:
             raise ValueError("the state is of another kind of model")
-        cache.reserve(length)
         place = keep
         for block in blocks:
             put_rows(cache, block, place)
