@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -42,13 +43,14 @@ class Context:
         self._warm(work)
         if not self.cuda:
             return statistics.median(_wall(work) for _ in range(repeats))
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        made: Any = torch.cuda.Event
+        marks = [made(enable_timing=True) for _ in range(repeats + 1)]
         marks[0].record()
         for mark in marks[1:]:
             work()
             mark.record()
         self.synchronise()
-        return statistics.median(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks))
+        return float(statistics.median(a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)))
 
     def recorded_seconds(self, work: Callable[[], object], repeats: int = 20) -> float:
         """Mean time of `work` in a CUDA graph that holds it many times: the device's own, without launches."""

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
+from typing import Any
 
 import torch
 
@@ -53,5 +54,6 @@ def _version(package: str) -> str | None:
 
 
 def _cudnn() -> int | None:
-    version: int | None = torch.backends.cudnn.version()
+    backend: Any = torch.backends.cudnn
+    version: int | None = backend.version()
     return version

@@ -32,7 +32,8 @@ BY_NAME = {stage.name: stage for stage in STAGES}
 class Noting(Protocol):
     """A Context, which to import takes torch."""
 
-    notes: list[str]
+    @property
+    def notes(self) -> list[str]: ...
 
 
 def run(name: str, context: Noting) -> StageResult:

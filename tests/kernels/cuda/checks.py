@@ -55,7 +55,7 @@ def wide(tensor: torch.Tensor) -> Array:
     return tensor.detach().cpu().double().numpy()
 
 
-def error(found: torch.Tensor, wanted: Array) -> float:
+def error(found: torch.Tensor, wanted: npt.NDArray[np.floating[Any]]) -> float:
     values = wide(found)
     scale = max(float(np.abs(wanted).max()), 1e-30)
     return float(np.abs(values - wanted).max()) / scale if np.isfinite(values).all() else float("inf")
