@@ -10,35 +10,25 @@ Rules that are decisions (each has a test):
   that is a model which forgot its close marker.
 """
 
-import secrets
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
-from neuron.actors.events import (
-    Delta,
-    ReasoningClosed,
-    ReasoningOpened,
-    TokenLogprob,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from neuron.actors.events import Delta, ReasoningClosed, ReasoningOpened, TokenLogprob
 from neuron.actors.request import InferenceRequest, ToolChoice
+from neuron.actors.text.parser_calls import CallDelivery, new_call_id
 from neuron.actors.text.parser_channels import MAX_NEWLINES, ContentChannel, ReasoningChannel
 from neuron.actors.text.parser_output import DeltaSink
 from neuron.actors.text.parser_stops import StopFilter
 from neuron.actors.text.parser_tags import TagFinder
 from neuron.actors.text.parser_trailing import TrailingCalls
-from neuron.actors.text.tool_calls import CALL_CLOSE, CALL_OPEN, CallBlock, CallGrammar, ParsedCall
+from neuron.actors.text.tool_calls import CALL_CLOSE, CALL_OPEN, CallBlock, CallGrammar
 from neuron.actors.text.types import Markers, OutputParser
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 #: Long texts are worked off in pieces, so that cutting off a rest stays cheap.
 WINDOW = 4096
-#: Characters of one argument fragment.
-FRAGMENT = 1024
 #: How often one answer's unfinished block is searched again for calls behind it.
 RESCANS = 8
 
@@ -60,10 +50,6 @@ class _State(Enum):
     BLOCK = auto()  # inside a possible tool call
     CANDIDATE = auto()  # inside a possible tool call inside reasoning
     TRAILING = auto()  # whole calls inside reasoning, only blank text since
-
-
-def new_call_id() -> str:
-    return "call_" + secrets.token_hex(12)
 
 
 def build_parser(
@@ -103,7 +89,6 @@ class StreamParser:
         self.stopped = False
         self.stop_sequence: str | None = None
         self.reasoning_tokens = 0
-        self.tool_calls = 0
         self._reasoning = reasoning
         self._tool_call = tool_call
         pairs = [markers for markers in (reasoning, tool_call) if markers is not None]
@@ -111,10 +96,9 @@ class StreamParser:
             pair.close_id: pair.close_text for pair in pairs
         }
         self._grammar = grammar
-        self._one_call = one_call
-        self._call_id = call_id
         self._sink = DeltaSink()
         self._content = ContentChannel(self._sink, StopFilter.of(stops))
+        self._calls = CallDelivery(self._sink, self._content, one_call=one_call, call_id=call_id)
         self._thought = ReasoningChannel(self._sink)
         self._call_tags = (CALL_OPEN, CALL_CLOSE)
         if tool_call is not None:
@@ -132,6 +116,11 @@ class StreamParser:
         self._state = _State.CONTENT if reasoning is not None else _State.START
         if opens_reasoning:
             self._state = _State.REASONING
+
+    @property
+    def tool_calls(self) -> int:
+        """Calls delivered so far."""
+        return self._calls.count
 
     # -- the two entries
 
@@ -354,31 +343,15 @@ class StreamParser:
             return
         self._state = _State.CONTENT
         if block.calls:
-            self._deliver(block.calls)
+            self.stopped |= self._calls.deliver(block.calls, logprobs=self._block_logprobs)
         else:
             self._say(block.raw())
-
-    def _deliver(self, calls: list[ParsedCall]) -> None:
-        self._content.pause()
-        self._sink.forget(self._block_logprobs)
-        self._content.after_call()
-        for call in calls:
-            index = self.tool_calls
-            self._sink.event(ToolCallStart(index, self._call_id(), call.name))
-            for start in range(0, len(call.arguments), FRAGMENT):
-                self._sink.event(ToolCallArguments(index, call.arguments[start : start + FRAGMENT]))
-            self._sink.event(ToolCallEnd(index, call.arguments))
-            self.tool_calls += 1
-            if self._one_call:
-                self.stopped = True
-                return
 
     def _deliver_trailing(self) -> None:
         self._thought.end()
         self._sink.event(ReasoningClosed(self._reasoning.close_text if self._reasoning else THINK_CLOSE))
         self._state = _State.CONTENT
-        self._block_logprobs = 0
-        self._deliver(self._trailing.take_calls())
+        self.stopped |= self._calls.deliver(self._trailing.take_calls(), logprobs=0)
 
     def _revert_trailing(self) -> None:
         """The calls inside reasoning were followed by more: they were only thought about."""

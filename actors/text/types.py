@@ -69,8 +69,10 @@ class OutputParser(Protocol):
     def finish(self, *, truncated: bool) -> list[Delta]:
         """Flush what was held back. `truncated`: the token limit cut the answer (a cut call becomes text)."""
 
-    #: Complete tool calls delivered so far.
-    tool_calls: int
+    @property
+    def tool_calls(self) -> int:
+        """Complete tool calls delivered so far."""
+        ...
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):
