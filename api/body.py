@@ -26,10 +26,21 @@ def check_body_headers(method: str, headers: Headers, raw: list[tuple[bytes, byt
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType("Compressed request bodies are not accepted.")
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > settings.body_mb * limits.MIB:
-        raise too_large(settings.body_mb)
+    if length.isdigit() and int(length) > most_bytes(method, settings):
+        raise _too_many(method, settings)
     if method == "POST" and not _is_json(headers.get("content-type", "")):
         raise UnsupportedMediaType("Send 'Content-Type: application/json'.")
+
+
+def most_bytes(method: str, settings: LimitSettings) -> int:
+    """Bytes of a body. Only a POST has a use for one, and the probes, which need no key, must cost no memory."""
+    return settings.body_mb * limits.MIB if method == "POST" else limits.HEADER_TOTAL_BYTES.value
+
+
+def _too_many(method: str, settings: LimitSettings) -> BodyTooLarge:
+    if method == "POST":
+        return too_large(settings.body_mb)
+    return BodyTooLarge("A request of this method needs no body.", max_bytes=most_bytes(method, settings))
 
 
 def too_large(limit_mb: int) -> BodyTooLarge:
@@ -45,12 +56,12 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def read_body(receive: Receive, settings: LimitSettings) -> bytes:
+async def read_body(receive: Receive, method: str, settings: LimitSettings) -> bytes:
     """The whole body. Counted while it arrives; a body that trickles is cut, a large one at a fair pace is not.
 
     Raises BodyTooLarge, BodyTimeout, ClientGone.
     """
-    cap = settings.body_mb * limits.MIB
+    cap = most_bytes(method, settings)
     parts: list[bytes] = []
     size = 0
     started = time.monotonic()
@@ -66,7 +77,7 @@ async def read_body(receive: Receive, settings: LimitSettings) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > cap:
-            raise too_large(settings.body_mb)
+            raise _too_many(method, settings)
         if not message.get("more_body", False):
             return b"".join(parts)
 

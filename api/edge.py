@@ -93,7 +93,7 @@ class Edge:
                 return
             self._access.check(asking)
             check_body_headers(asking.method, asking.headers, scope["headers"], self._limits)
-            body = await read_body(receive, self._limits)
+            body = await read_body(receive, asking.method, self._limits)
         except NeuronError as error:
             log_rejection(error, method=asking.method, path=asking.path)
             await self._refuse(error, receive, reply, asking)

@@ -96,6 +96,16 @@ def test_expect_continue_with_a_giant_body_is_refused_before_the_body(server: Fa
     assert b"body_too_large" in answer_bytes
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_only_a_post_may_bring_a_large_body(server: FakeServer, method: str) -> None:
+    """The probes need no key: what they are sent must not be kept."""
+    with server.client() as client:
+        assert client.request(method, "/health/live", content=b"{}").status_code in (200, 405)
+        assert client.request(method, "/health/live", content=b"x" * 100_000).status_code == 413
+        pieces = (b"x" * 10_000 for _ in range(10))
+        assert client.request(method, "/health/live", content=pieces).status_code == 413
+
+
 def test_an_endless_chunked_body_ends_at_the_limit() -> None:
     settings = Settings(limits=LimitSettings(body_mb=1, text_body_mb=1))
     with FakeServer(FakeDaemon(settings)) as server, connect(server) as sock:
