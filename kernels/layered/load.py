@@ -71,7 +71,7 @@ def load_layered(
 def warm_up(model: LayeredModel) -> None:
     """Every path once, the single step often enough to be recorded. With a group, all ranks do this at once."""
     logits = np.empty(model.vocab_size, dtype=np.float32)
-    for count in (1, 1, 1, 2, CHUNK + 1, 3 * CHUNK):
+    for count in (1, 1, 1, 2, 9, CHUNK + 1, 3 * CHUNK):
         if count <= model.context_length:
             model.forward(_WARM_SEQUENCE, np.zeros(count, dtype=np.int32), 0, logits)
             model.clear(_WARM_SEQUENCE)
@@ -121,9 +121,7 @@ def _build(
         weights=weights.nbytes + (0 if tower is None else tower.nbytes),
         kv_per_token=own.kv_elements_per_token * (4 if place.exact else 2),
         state=own.state_bytes,
-        workspace=_activations(own, rows, vocab)
-        + weights.expanded_nbytes(place.dtype)
-        + (0 if delta is None else delta.nbytes),
+        workspace=_activations(own, rows, vocab) + weights.scratch_nbytes + (0 if delta is None else delta.nbytes),
     )
     line = _summary(config, own, context, place, sharding)
     if tower is None:
