@@ -75,7 +75,7 @@ def _launches(context: Context, result: StageResult, kind: GgmlType) -> None:
     found = {}
     for tall, threads in _LAUNCHES if not context.small else _LAUNCHES[:1]:
         compiled = kernel(matvec.make(layout(kind), tall, 1, threads, bfloat16_in=True, bfloat16_out=False))
-        work = partial(_launch_next, compiled, (-(-rows // tall), 1), threads, cycle(arguments))
+        work = partial(_launch_next, compiled, (-(-rows // tall),), threads, cycle(arguments))
         found[tall, threads] = context.recorded_seconds(work)
     best = min(found, key=lambda shape: found[shape])
     result.figures[f"launch_{kind.name.lower()}_best"] = f"{best[0]} rows, {best[1]} threads"
@@ -84,7 +84,7 @@ def _launches(context: Context, result: StageResult, kind: GgmlType) -> None:
     )
 
 
-def _launch_next(compiled: Any, grid: tuple[int, int], threads: int, arguments: Iterator[tuple[Any, ...]]) -> None:
+def _launch_next(compiled: Any, grid: tuple[int, ...], threads: int, arguments: Iterator[tuple[Any, ...]]) -> None:
     launch(compiled, grid, threads, next(arguments))
 
 

@@ -25,6 +25,9 @@ from neuron.kernels.cuda import (
 )
 from neuron.kernels.quant.cuda.unpack import NOT_NEGATIVE, UNIT, Layout
 
+#: Most rows of activations in one block of threads.
+MOST_BATCH = 8
+
 
 @device
 def _add_floats(total, first, second, x, row, place):
@@ -40,9 +43,11 @@ def _add_bfloat16(total, first, second, x, row, place):
 def make(
     layout: Layout, rows: int, batch: int, threads: int, *, bfloat16_in: bool, bfloat16_out: bool
 ) -> Callable[..., None]:
-    """A kernel of `threads` threads (whole warps) on grid (ceil(matrix rows / rows), ceil(n / batch)).
+    """A kernel of `threads` threads (whole warps) on grid (ceil(matrix rows / rows) * ceil(n / batch)).
 
+    A `batch` below MOST_BATCH is n itself, 1 or 2: each number is a kernel to be compiled.
     `rows` of the matrix and `batch` of the activations belong to a block; what exceeds either is read but not kept.
+    Neighbouring blocks share rows of the matrix, which then come from the second-level cache.
     """
     unpack, run, stride, apart, region = layout.unpack, layout.run, layout.stride, layout.apart, layout.region
     parts, sums = sum_parts(threads), rows * batch
@@ -58,7 +63,10 @@ def make(
         totals = cuda.local.array(sums, F32)
         weights = cuda.local.array(UNIT, F32)
         thread = cuda.threadIdx.x
-        first, first_x = cuda.blockIdx.x * rows, cuda.blockIdx.y * batch
+        first, first_x = cuda.blockIdx.x * rows, 0
+        if batch == MOST_BATCH:
+            groups = (x.shape[0] + batch - 1) // batch
+            first, first_x = cuda.blockIdx.x // groups * rows, cuda.blockIdx.x % groups * batch
         for i in range(sums):
             totals[i] = ZERO
         for index in range(thread, x.shape[1] // unit_words, threads):

@@ -16,8 +16,6 @@ from neuron.kernels.quant.cuda.unpack import BLOCK_KINDS, UNIT, layout
 
 #: From more rows of activations on, dequantising and a library product are the faster way.
 MOST_ROWS = 64
-#: Most rows of activations in one block of threads.
-_BATCH = 8
 _FLOATS = (torch.float32, torch.bfloat16)
 
 __all__ = ["BLOCK_KINDS", "MOST_ROWS", "dequantise", "embed", "multiply"]
@@ -30,15 +28,15 @@ def multiply(kind: GgmlType, blocks: torch.Tensor, x: torch.Tensor, out: torch.T
     Raises ValueError for shapes and types that do not fit.
     """
     _check(kind, blocks, x.shape[1], out)
-    if out.shape != (x.shape[0], blocks.shape[0]) or x.dtype not in _FLOATS or not x.is_contiguous():
+    if not len(x) or out.shape != (x.shape[0], blocks.shape[0]) or x.dtype not in _FLOATS or not x.is_contiguous():
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not make out {tuple(out.shape)}")
     n, rows = out.shape
-    batch = next((size for size in (1, 2, 4) if n <= size), _BATCH)
+    batch = n if n <= 2 else matvec.MOST_BATCH
     tall, threads = _block(rows, x.shape[1], batch)
     words, halves = _views(kind, blocks)
     pairs = x.dtype is torch.bfloat16
     compiled = _multiplying(kind, tall, batch, threads, pairs, out.dtype is torch.bfloat16)
-    grid = (-(-rows // tall), -(-n // batch))
+    grid = (-(-rows // tall) * -(-n // batch),)
     launch(compiled, grid, threads, (words, halves, x.view(torch.int32) if pairs else x, out))
 
 
@@ -71,7 +69,7 @@ def _expand(kind: GgmlType, blocks: torch.Tensor, rows: torch.Tensor, out: torch
 def _block(rows: int, cols: int, batch: int) -> tuple[int, int]:
     """Matrix rows and threads of a block: enough blocks for a large card, enough loads in flight for a thread."""
     tall = 4 if rows >= 4096 else 2 if rows >= 2048 else 1
-    return min(tall, _BATCH // batch), 128 if cols >= 8192 else 64 if cols >= 1024 else 32
+    return min(tall, matvec.MOST_BATCH // batch), 128 if cols >= 8192 else 64 if cols >= 1024 else 32
 
 
 def _check(kind: GgmlType, blocks: torch.Tensor, cols: int, out: torch.Tensor) -> None:
