@@ -19,11 +19,11 @@ from neuron.actors.request import ImagePart, InferenceRequest, Message
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.params import resolve_sampling
 from neuron.actors.sampling.sampler import Constraint, Sampler, is_warm, warm_up
-from neuron.actors.session import Work
 from neuron.actors.settings import LimitSettings
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.parser import build_parser
 from neuron.actors.text.types import RenderedPrompt
+from neuron.actors.work import Work
 
 
 class TextWork(Protocol):

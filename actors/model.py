@@ -33,9 +33,10 @@ from neuron.actors.figures import Figures, RequestRecord
 from neuron.actors.load_job import LoadJob
 from neuron.actors.model_view import model_info
 from neuron.actors.resident import Resident
-from neuron.actors.session import Session, Work
+from neuron.actors.session import Session
 from neuron.actors.settings import LimitSettings
 from neuron.actors.turnstile import Ticket, Turnstile
+from neuron.actors.work import Work
 from neuron.runtime.errors import NeuronError, ProtocolError, ShuttingDown, WorkerDied, WorkerUnresponsive
 from neuron.runtime.logs import get_logger
 

@@ -14,6 +14,7 @@ from neuron.actors import discovery
 from neuron.actors.activation import Activator
 from neuron.actors.admission import prompt_cap
 from neuron.actors.catalogue import Catalogue
+from neuron.actors.causes import cause_chain
 from neuron.actors.daemon import (
     Activation,
     DeviceInfo,
@@ -40,7 +41,6 @@ from neuron.actors.model import ModelActor
 from neuron.actors.recovery import Recovery
 from neuron.actors.request import InferenceRequest
 from neuron.actors.sampling.sampler import warm_up
-from neuron.actors.session import cause_chain
 from neuron.actors.settings import Settings
 from neuron.actors.shutdown import shut_down
 from neuron.actors.text_work import PooledTextWork
@@ -65,6 +65,8 @@ class Registry:
         self._loader = Loader(settings, self._text_work.expect)
         self._gates = Gates(settings.limits, self._text_work)
         self._offered_capabilities: dict[str, tuple[str, ...]] = {}
+        #: A disk that does not answer holds these threads, and none that requests and loads need.
+        self._lookups = anyio.CapacityLimiter(2)
         self._draining = False
         self._facts = discovery.gather(0)
 
@@ -170,7 +172,8 @@ class Registry:
         entry = self._catalogue.find(model_id)
         if entry is not None and entry.info().capabilities:
             return entry.info().capabilities
-        return await anyio.to_thread.run_sync(self._loader.local_capabilities, model_id, abandon_on_cancel=True)
+        read = self._loader.local_capabilities
+        return await anyio.to_thread.run_sync(read, model_id, abandon_on_cancel=True, limiter=self._lookups)
 
     def load_figures(self) -> list[ModelLoadFigures]:
         return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]

@@ -5,30 +5,26 @@ It owns the lock, the jobs and the KV state while it runs; the HTTP handler only
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import anyio
 import numpy as np
-import numpy.typing as npt
 
 from neuron.actors.account import Account
 from neuron.actors.canary import still_sound
-from neuron.actors.device.jobs import Logits
+from neuron.actors.causes import cause_chain
+from neuron.actors.decoding import Decoding
 from neuron.actors.device.replies import DeviceProcessError
 from neuron.actors.errors import DeviceFault, NanLogits
-from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, TokenLogprob, Usage
+from neuron.actors.events import Failed, Finish, FinishReason, Queued, Start, Timings, Usage
 from neuron.actors.figures import Figures, RequestRecord
-from neuron.actors.images.prompt import PromptImages
 from neuron.actors.prefix.prefill import Prefill
-from neuron.actors.request import InferenceRequest
 from neuron.actors.resident import Resident
-from neuron.actors.sampling.sampler import Sampled, Sampler
 from neuron.actors.settings import LimitSettings
 from neuron.actors.steps import Steps
 from neuron.actors.stream import EventStream
-from neuron.actors.text.types import Detokenizer, OutputParser
 from neuron.actors.turnstile import Ticket, TicketState, Turnstile
+from neuron.actors.work import Work
 from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
 from neuron.runtime.logs import get_logger
 
@@ -43,20 +39,6 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     FINISH = "finish"
-
-
-@dataclass(slots=True)
-class Work:
-    """What the gates made of a request: everything a session needs, nothing left to be found wrong."""
-
-    request: InferenceRequest
-    prompt: list[int]
-    max_new_tokens: int
-    parser: OutputParser
-    detokenizer: Detokenizer
-    sampler: Sampler
-    images: PromptImages | None = None
-    submitted_at: float = field(default_factory=time.monotonic)
 
 
 class Session:
@@ -83,11 +65,11 @@ class Session:
         self._limits = limits
         self._on_failure = on_failure
         self.account = Account(work.request.req_id, resident.model_id, work.submitted_at)
-        self._generated = 0
         #: The device reported a fault and lives on.
         self._suspect = False
         self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.where)
         self._prefill = Prefill(resident, self._steps, self._log)
+        self._decoding = Decoding(work, resident, self._steps, self.stream, self.account, figures, self._log)
 
     # -- the whole life ------------------------------------------------------------------------
 
@@ -135,7 +117,7 @@ class Session:
         self.account.first_logits = time.monotonic()
         self._note_prefill()
         self.phase = Phase.DECODE
-        reason = await self._decode(reply)
+        reason = await self._decoding.run(reply)
         self.phase = Phase.FINISH
         await self._finish(reason)
 
@@ -166,65 +148,6 @@ class Session:
         self.stream.check()
         self._log.debug("prefill chunk", position=self._steps.held)
 
-    async def _decode(self, reply: Logits) -> FinishReason:
-        """Sample, post the next step, and only then turn the token into text."""
-        work = self.work
-        eos, parser = self.resident.text.tokenizer.eos_ids, work.parser
-        while True:
-            sampled = self._sample(reply)
-            self._generated += 1
-            finish: FinishReason | None = None
-            if sampled.token_id in eos:
-                finish = FinishReason.STOP
-            elif self._generated >= work.max_new_tokens:
-                finish = FinishReason.LENGTH
-            else:
-                self._steps.post(sampled.token_id, slot=1 - reply.slot)
-            self.account.token(self._figures)
-            work.sampler.accept(sampled.token_id)
-            if sampled.token_id not in eos:
-                text = work.detokenizer.push(sampled.token_id)
-                for delta in parser.feed(sampled.token_id, text, self._logprob(sampled)):
-                    await self.stream.put(delta)
-            if parser.stopped:
-                finish = FinishReason.STOP
-            if finish is not None:
-                return finish
-            self.stream.check()
-            reply = await self._steps.logits()
-            self.stream.check()
-
-    def _sample(self, reply: Logits) -> Sampled:
-        row = self._steps.row(reply)
-        try:
-            return self.work.sampler.sample(row)
-        except NanLogits:
-            self._note_unhealthy(row[: self.resident.vocab_size])
-            raise
-
-    def _note_unhealthy(self, row: npt.NDArray[np.float32]) -> None:
-        """An empty row where the device process saw it and handed none over."""
-        self._figures.unhealthy_logits += 1
-        self._log.error(
-            "logits unhealthy",
-            position=self._steps.held,
-            step=self._generated,
-            nan=int(np.isnan(row).sum()),
-            infinite=int(np.isinf(row).sum()),
-            size=row.size,
-        )
-
-    def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
-        if sampled.logprob is None:
-            return None
-        entries = [self._entry(token, value) for token, value in sampled.top]
-        chosen = self._entry(sampled.token_id, sampled.logprob)
-        return TokenLogprob(chosen.token, chosen.logprob, chosen.bytes, tuple(entries))
-
-    def _entry(self, token_id: int, value: float) -> TokenLogprob:
-        raw = self.resident.text.tokenizer.token_bytes(token_id)
-        return TokenLogprob(raw.decode("utf-8", "replace"), value, raw)
-
     # -- the end -------------------------------------------------------------------------------
 
     async def _finish(self, reason: FinishReason) -> None:
@@ -244,7 +167,7 @@ class Session:
         usage = self._usage()
         self.stream.check()
         self.stream.put_now(Finish(reason, usage, timings, parser.stop_sequence))
-        self._figures.decode(self._generated - 1, timings.decode_ms / 1e3)
+        self._figures.decode(self._decoding.generated - 1, timings.decode_ms / 1e3)
         self._count(str(reason))
         line = self.account.line(usage, timings)
         self._log.info("done", finish_reason=str(reason), poisoned=False, **line)
@@ -253,7 +176,7 @@ class Session:
         poisoned = self._on_failure(self, error)
         by_device = isinstance(error.__cause__, DeviceProcessError)
         if isinstance(error, NanLogits) and by_device:
-            self._note_unhealthy(np.empty(0, np.float32))
+            self._decoding.note_unhealthy(np.empty(0, np.float32))
         survived = by_device or isinstance(error, NanLogits)
         self._suspect = survived and not poisoned
         if self.stream.ended:
@@ -332,22 +255,12 @@ class Session:
     def _usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.work.prompt),
-            completion_tokens=self._generated,
-            reasoning_tokens=min(self.work.parser.reasoning_tokens, self._generated),
+            completion_tokens=self._decoding.generated,
+            reasoning_tokens=min(self.work.parser.reasoning_tokens, self._decoding.generated),
             cached_tokens=self._prefill.reused,
         )
 
     def _timings(self) -> Timings:
         return self.account.timings(
-            prompt=len(self.work.prompt), generated=self._generated, cached=self._prefill.reused
+            prompt=len(self.work.prompt), generated=self._decoding.generated, cached=self._prefill.reused
         )
-
-
-def cause_chain(error: BaseException) -> list[str]:
-    """An error and its causes, outermost first, for the log only."""
-    chain: list[str] = []
-    step: BaseException | None = error
-    while step is not None and len(chain) < 8:
-        chain.append(f"{type(step).__name__}: {step}"[:500])
-        step = step.__cause__ or step.__context__
-    return chain

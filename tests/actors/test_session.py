@@ -21,8 +21,9 @@ from neuron.actors.request import InferenceRequest, SamplingParams
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.params import resolve_sampling
 from neuron.actors.sampling.sampler import Sampler
-from neuron.actors.session import Session, Work
+from neuron.actors.session import Session
 from neuron.actors.text.parser import build_parser
+from neuron.actors.work import Work
 from neuron.runtime.errors import ShuttingDown
 from neuron.runtime.logs import flush_logs, redirected
 from tests.actors.fake_device import VOCABULARY, FakeDevice, fake_resident

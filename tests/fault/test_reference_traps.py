@@ -16,9 +16,9 @@ import pytest
 from neuron.actors import admission, loads, shutdown
 from neuron.actors.activation import Activator
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
+from neuron.actors.decoding import Decoding
 from neuron.actors.errors import InsufficientVram, RateLimited, RepoFetchFailed
 from neuron.actors.events import TextDelta
-from neuron.actors.session import Session
 from neuron.actors.settings import ModelSettings
 from neuron.runtime import mapping
 from neuron.runtime.errors import NeuronError, ShuttingDown
@@ -237,7 +237,7 @@ async def test_row_19_a_defect_in_the_daemon_costs_one_request(tmp_path: Path, m
     async with daemon(tmp_path, {"m": [ENDLESS, FOX]}) as host:
         pid = host.pid()
         with monkeypatch.context() as patch:
-            patch.setattr(Session, "_sample", lambda *_: 1 / 0)
+            patch.setattr(Decoding, "_sample", lambda *_: 1 / 0)
             assert (await host.ask("m")).code == "internal_error"
         assert host.state("m") is ModelState.READY
         stream = await host.submit("m", "endless")
