@@ -7,6 +7,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from neuron.actors import discovery
@@ -65,6 +68,27 @@ async def test_files_of_a_model_that_is_not_resident_are_not_read_on_the_loop(tm
         host.registry._loader.local_capabilities = note  # type: ignore[method-assign]
         assert await host.registry.capabilities("scripted:test/m") == ("text",)
         assert threading.main_thread() not in threads
+
+
+async def test_lookups_on_a_stuck_disk_take_no_threads_from_others(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"m": turn("one", EOS)}, load=False) as host:
+        over = threading.Event()
+        entered: list[str] = []
+
+        def stuck(model_id: str) -> tuple[str, ...]:
+            entered.append(model_id)
+            over.wait(60.0)
+            return ()
+
+        host.registry._loader.local_capabilities = stuck  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(host.registry.capabilities, "scripted:test/m")
+            while host.registry._lookups.borrowed_tokens < 2:
+                await anyio.lowlevel.checkpoint()
+            assert await anyio.to_thread.run_sync(lambda: 42) == 42
+            assert len(entered) <= 2
+            over.set()
 
 
 async def test_preflight_starts_no_device(tmp_path: Path) -> None:
