@@ -30,6 +30,9 @@ class Group:
         self._backend: Any = backend
         self._limit = timedelta(seconds=COLLECTIVE_SECONDS)
 
+    def begin(self) -> None:
+        """Collectives wait for their peers by themselves."""
+
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` (contiguous, same shape on every rank) by the sum over the ranks.
 

@@ -39,6 +39,9 @@ class Collectives(Protocol):
     rank: int
     world_size: int
 
+    def begin(self) -> None:
+        """Before a recorded step, whose replay calls nothing here: wait for whatever the first call would wait for."""
+
     def all_reduce(self, tensor: "torch.Tensor") -> None:
         """`tensor` becomes the sum over the ranks, in place; every rank gets the same bits."""
 

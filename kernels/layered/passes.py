@@ -88,6 +88,7 @@ class Passes:
         turned = positions + sequence.rope_delta if rope_positions is None else rope_positions.astype(np.int64)
         if n == 1 and sequence.step is not None and logits is not None and not spliced:
             self._rope.table(turned, sequence.step.rope)
+            self._stack.begin()
             row = sequence.step.run(int(tokens[0]), start)
         else:
             table = np.empty((n, 2, self._config.rope.rotary_dim // 2), dtype=np.float32)

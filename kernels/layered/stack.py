@@ -32,6 +32,11 @@ class Stack:
         self._delta, self._group, self._head_width = delta, group, head_width
         self._scale = config.head_dim**-0.5
 
+    def begin(self) -> None:
+        """Before a step that may be replayed, and not run."""
+        if self._group is not None:
+            self._group.begin()
+
     def run(self, tokens: torch.Tensor, span: Span, sequence: LayeredSequence, spliced: Spliced = ()) -> torch.Tensor:
         """tokens int64 [n] on the device -> the residual stream float32 [n, hidden] after all layers.
 

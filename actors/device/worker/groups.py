@@ -174,6 +174,11 @@ class WatchedCollectives:
         membership.passed += 1
         return True
 
+    def begin(self) -> None:
+        """A recorded step is replayed without calls: the agreement comes before it."""
+        if self._membership.accord is not None:
+            self._membership.accord.settle()
+
     def all_reduce(self, tensor: "torch.Tensor") -> None:
         if self._pass():
             self._group.all_reduce(tensor)

@@ -37,6 +37,9 @@ class ThreadGroup:
         self.rank, self.world_size = rank, len(shared.tensors)
         self._shared = shared
 
+    def begin(self) -> None:
+        self._shared.calls[self.rank].append(("begin", ()))
+
     def all_reduce(self, tensor: torch.Tensor) -> None:
         assert tensor.is_contiguous()
         assert tensor.dtype is torch.float32

@@ -10,7 +10,7 @@ from neuron.kernels.layered.load import EngineOptions
 from neuron.kernels.layered.placement import Kernels
 from tests.kernels.decoder.tiny import run, some_ids
 from tests.kernels.layered.families import STEPS, check_lengths, check_steps, make, wanted
-from tests.kernels.layered.ranks import load
+from tests.kernels.layered.ranks import RankedModel, load
 from tests.kernels.layered.recorders import Again, Refuses
 
 pytestmark = pytest.mark.timeout(300)
@@ -77,6 +77,22 @@ def test_memory_never_moves_under_a_recording(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits, rows[position], atol=1e-4, rtol=0)
     assert model._sequences[0].rows.rows.data_ptr() == place
     assert recorder.recorded == 1
+    model.close()
+
+
+def test_ranks_begin_each_recorded_step_together(tmp_path: Path) -> None:
+    """A replay calls no collective on a GPU: every step that may be one asks the group first."""
+    rows = wanted(make(tmp_path, "hybrid"), some_ids(40))
+    model = RankedModel(tmp_path, 2, options=EngineOptions(Kernels.TENSORS, Again()))
+    run(model, some_ids(40)[:30], 30)
+    for calls in model.shared.calls:
+        calls.clear()
+    logits = np.zeros(model.vocab_size, dtype=np.float32)
+    for position in range(30, 40):
+        model.forward(0, some_ids(40)[position : position + 1], position, logits)
+        np.testing.assert_allclose(logits, rows[position], atol=1e-4, rtol=0)
+    names = [name for name, _ in model.shared.calls[1]]
+    assert names == (["begin"] + ["all_reduce"] * 4 + ["gather"]) * 10
     model.close()
 
 
