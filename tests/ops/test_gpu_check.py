@@ -215,7 +215,7 @@ def test_the_budget_and_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     report = runner.check("cuda:0", small=False, budget_s=45, say=said.append)
     assert [stage.name for stage in report.stages if stage.status is Status.SKIPPED] == ["model-27B"]
-    assert sum(stage.most for stage in STAGES) >= 480 > sum(stage.least for stage in STAGES)
+    assert sum(stage.least for stage in STAGES) < 480
 
 
 def test_without_a_device_it_fails_at_once_and_says_so(tmp_path: Path) -> None:
