@@ -218,10 +218,6 @@ class DeviceActor:
         async with self._lock:
             await self._end_process(timeout_s)
 
-    async def restart(self, timeout_s: float = STOP_SECONDS) -> Ready:
-        """End the process, if any, and start a fresh one. Whoever waits on the old one gets ShuttingDown."""
-        await self._end_process(timeout_s)
-        return await self.ensure_started()
 
     async def _end_process(self, timeout_s: float) -> None:
         process = self._process

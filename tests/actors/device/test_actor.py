@@ -184,10 +184,11 @@ async def test_what_an_ended_process_held_is_not_counted(plain: Path, monkeypatc
         assert (info.vram_total_mb, info.vram_used_mb, info.vram_free_mb) == (1000, 400, 600)
 
 
-async def test_restart_gives_a_fresh_process(plain: Path) -> None:
+async def test_a_released_process_is_followed_by_a_fresh_one(plain: Path) -> None:
     async with device() as held:
         first = (await held.actor.ensure_started()).pid
-        second = (await held.actor.restart()).pid
+        await held.actor.release()
+        second = (await held.actor.ensure_started()).pid
         assert first != second
         assert gone(first)
         assert held.deaths == []

@@ -29,7 +29,8 @@ async def test_it_is_adopted_once_and_then_processes_are_fresh() -> None:
         assert spare.taken
         spare.discard()
         assert not gone(pid)
-        assert (await actor.restart()).pid != pid
+        await actor.release()
+        assert (await actor.ensure_started()).pid != pid
         assert gone(pid)
         await actor.stop()
 
