@@ -11,6 +11,7 @@ from ops.gpu_check.report import Ceilings, StageResult
 def main() -> None:
     result = _result(*sys.argv[1:7])
     sys.stdout.write("\n" + msgspec.json.encode(result).decode() + "\n")
+    sys.stdout.flush()
 
 
 def _result(name: str, device: str, size: str, seconds: str, bandwidth: str, matrix_rate: str) -> StageResult:

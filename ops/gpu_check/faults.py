@@ -49,11 +49,12 @@ def _child(kind: str, device: str, seconds: float) -> dict[str, str | int | bool
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return {"died": f"no answer within {seconds:.0f} s"}
-    if done.returncode < 0:
-        return {"died": f"signal {-done.returncode}"}
+    # What it said first: a process whose device is gone may not end well.
     try:
         found: dict[str, str | int | bool] = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
+        if done.returncode < 0:
+            return {"died": f"signal {-done.returncode}"}
         return {"died": f"exit code {done.returncode}: {done.stderr[-300:]}"}
     return found
 
@@ -117,3 +118,4 @@ _FAULTS: dict[str, Callable[[torch.device], None]] = {
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(provoke(sys.argv[1], sys.argv[2])) + "\n")
+    sys.stdout.flush()
