@@ -5,7 +5,7 @@ scale reaches its four-byte lanes by a permutation. What a type's zero level or 
 and the activations' sums.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -20,18 +20,24 @@ from neuron.kernels.quant.emit import F32, I8, I32, I64, Emitter
 RUN = 256
 
 
+Quarters = tuple[float, float, float, float]
+
+
 @dataclass(slots=True, frozen=True)
 class ByteRows:
     """`values`: <64 x i8> number `chunk` of a run.
 
     `pairs`: (scale, factor of the sum) of each group of 32 side by side, floats; or `sixteens`: (scales, factors or
-    None) of each 16 weights. A sum counts `zero` times its factor; without factors, its scale.
+    None) of each 16 weights. A sum counts `zero` times its factor; without factors, its scale. `parts`: what the values
+    of each quarter of even and of odd chunks are multiplied with to be levels: bits that stay where they are in a byte
+    need no shift.
     """
 
     values: Values
     zero: float
     pairs: Callable[[Emitter, Run], ir.Value] | None = None
     sixteens: Callable[[Emitter, Run], tuple[ir.Value, ir.Value | None]] | None = None
+    parts: tuple[Quarters, Quarters] = ((1, 1, 1, 1), (1, 1, 1, 1))
 
 
 def byte_dot(e: Emitter, kind: GgmlType, row: ir.Value, q: ir.Value, d: ir.Value, cols: ir.Value) -> ir.Value:
@@ -115,26 +121,41 @@ class _Sums:
 
     def total(self) -> ir.Value:
         e, zero = self._e, self._rows.zero
-        total = e.b.fadd(*(e.b.load(vector) for vector in self._vectors))
+        total = e.splat(F32, 16, 0.0)
+        for vector, quarters in zip(self._vectors, self._rows.parts, strict=True):
+            total = e.fma(e.b.load(vector), _lanes([quarters[lane // 4] for lane in range(16)]), total)
         # Of pairs, only the second ones are products with sums.
         factors = [zero if lane % 2 or self._rows.pairs is None else 0.0 for lane in range(16)]
-        weights = ir.Constant(ir.VectorType(F32, 16), [ir.Constant(F32, factor) for factor in factors])
-        return e.sum_floats(e.fma(e.b.load(self._offset), weights, total))
+        return e.sum_floats(e.fma(e.b.load(self._offset), _lanes(factors), total))
 
+
+def _lanes(values: Sequence[float]) -> ir.Constant:
+    return ir.Constant(ir.VectorType(F32, len(values)), [ir.Constant(F32, value) for value in values])
+
+
+#: Low nibbles as they are, high ones sixteen times themselves.
+_BLOCKS_OF_NIBBLES: Quarters = (1, 1 / 16, 1, 1 / 16)
+_GROUPS_OF_NIBBLES: Quarters = (1, 1, 1 / 16, 1 / 16)
+_TWO_BITS: tuple[Quarters, Quarters] = ((1, 1, 1 / 4, 1 / 4), (1 / 16, 1 / 16, 1 / 64, 1 / 64))
+_THREE_BITS: tuple[Quarters, Quarters] = ((1, 1, 1 / 4, 1 / 4), (1 / 4, 1 / 4, 1 / 16, 1 / 16))
 
 BYTE_ROWS: dict[GgmlType, ByteRows] = {
-    GgmlType.Q4_0: ByteRows(byte_values.nibbles_of_blocks(2), -8.0, pairs=byte_scales.one_half),
-    GgmlType.Q4_1: ByteRows(byte_values.nibbles_of_blocks(4), 1.0, pairs=byte_scales.two_halves),
+    GgmlType.Q4_0: ByteRows(
+        byte_values.nibbles_of_blocks(2), -8.0, pairs=byte_scales.one_half, parts=(_BLOCKS_OF_NIBBLES,) * 2
+    ),
+    GgmlType.Q4_1: ByteRows(
+        byte_values.nibbles_of_blocks(4), 1.0, pairs=byte_scales.two_halves, parts=(_BLOCKS_OF_NIBBLES,) * 2
+    ),
     GgmlType.Q5_0: ByteRows(
-        byte_values.with_fifth_bits(byte_values.nibbles_of_blocks(6), 2), -16.0, pairs=byte_scales.one_half
+        byte_values.with_fifth_bits(byte_values.levels_of_blocks(6), 2), -16.0, pairs=byte_scales.one_half
     ),
     GgmlType.Q5_1: ByteRows(
-        byte_values.with_fifth_bits(byte_values.nibbles_of_blocks(8), 4), 1.0, pairs=byte_scales.two_halves
+        byte_values.with_fifth_bits(byte_values.levels_of_blocks(8), 4), 1.0, pairs=byte_scales.two_halves
     ),
     GgmlType.Q8_0: ByteRows(byte_values.q8_0, -128.0, pairs=byte_scales.one_half),
-    GgmlType.Q2_K: ByteRows(byte_values.q2_k, -1.0, sixteens=byte_scales.q2_k_scales),
-    GgmlType.Q3_K: ByteRows(byte_values.q3_k, -4.0, sixteens=byte_scales.q3_k_scales),
-    GgmlType.Q4_K: ByteRows(byte_values.q4_k, -1.0, pairs=byte_scales.six_bits),
+    GgmlType.Q2_K: ByteRows(byte_values.q2_k, -1.0, sixteens=byte_scales.q2_k_scales, parts=_TWO_BITS),
+    GgmlType.Q3_K: ByteRows(byte_values.q3_k, -4.0, sixteens=byte_scales.q3_k_scales, parts=_THREE_BITS),
+    GgmlType.Q4_K: ByteRows(byte_values.q4_k, -1.0, pairs=byte_scales.six_bits, parts=(_GROUPS_OF_NIBBLES,) * 2),
     GgmlType.Q5_K: ByteRows(byte_values.q5_k, -1.0, pairs=byte_scales.six_bits),
     GgmlType.Q6_K: ByteRows(byte_values.q6_k, -32.0, sixteens=byte_scales.q6_k_scales),
 }

@@ -39,6 +39,12 @@ def _shifted(e: Emitter, vector: ir.Value, right: Sequence[int], mask: int) -> i
     return e.mask(e.b.bitcast(vector, ir.VectorType(I8, 2 * words)), mask)
 
 
+def _masked(e: Emitter, vector: ir.Value, masks: Sequence[int]) -> ir.Value:
+    """Each of len(masks) equal parts of <64 x i8> with its own mask."""
+    each = [ir.Constant(I8, masks[lane * len(masks) // CHUNK]) for lane in range(CHUNK)]
+    return e.b.and_(vector, ir.Constant(vector.type, each))
+
+
 def _twice_over(e: Emitter, address: ir.Value) -> ir.Value:
     """32 bytes in both halves."""
     once = e.load(address, I8, 32)
@@ -51,15 +57,29 @@ def _blocks(run: Run, chunk: int) -> range:
 
 
 def nibbles_of_blocks(at: int) -> Values:
-    """Two blocks of 32: in each, the low nibbles of 16 bytes, then the high ones."""
+    """Two blocks of 32: in each, the low nibbles of 16 bytes, then the high ones, sixteen times themselves."""
 
     def values(e: Emitter, run: Run, chunk: int) -> ir.Value:
-        parts = [e.load(run.at(e, at, block), I8, 16) for block in _blocks(run, chunk)]
-        parts.append(e.splat(I8, 16, 0))
-        lanes = [lane % 16 + 16 * (lane // 32) for lane in range(CHUNK)]
-        return _shifted(e, e.pick(e.join(parts[0], parts[1]), lanes), (0, 4, 0, 4), 15)
+        return _masked(e, _bytes_of_blocks(e, run, chunk, at), (0x0F, 0xF0) * 2)
 
     return values
+
+
+def levels_of_blocks(at: int) -> Values:
+    """The same, all 0..15."""
+
+    def values(e: Emitter, run: Run, chunk: int) -> ir.Value:
+        return _shifted(e, _bytes_of_blocks(e, run, chunk, at), (0, 4) * 2, 15)
+
+    return values
+
+
+def _bytes_of_blocks(e: Emitter, run: Run, chunk: int, at: int) -> ir.Value:
+    """16 bytes of each of two blocks, twice."""
+    parts = [e.load(run.at(e, at, block), I8, 16) for block in _blocks(run, chunk)]
+    parts.append(e.splat(I8, 16, 0))
+    lanes = [lane % 16 + 16 * (lane // 32) for lane in range(CHUNK)]
+    return e.pick(e.join(parts[0], parts[1]), lanes)
 
 
 def with_fifth_bits(
@@ -70,13 +90,15 @@ def with_fifth_bits(
         for block in _blocks(run, chunk):
             word = e.b.zext(e.load(run.at(e, at, block), I32), I64)
             bits = e.b.or_(bits, e.b.shl(word, e.i64(32 * (block % 2))))
-        return _raised(e, nibbles(e, run, chunk), e.b.bitcast(bits, ir.VectorType(I1, CHUNK)), 16)
+        return _raised(e, nibbles(e, run, chunk), e.b.bitcast(bits, ir.VectorType(I1, CHUNK)), (16,))
 
     return values
 
 
-def _raised(e: Emitter, values: ir.Value, where: ir.Value, by: int) -> ir.Value:
-    return e.b.select(where, e.b.or_(values, e.splat(I8, CHUNK, by)), values)
+def _raised(e: Emitter, values: ir.Value, where: ir.Value, by: Sequence[int]) -> ir.Value:
+    """`values` plus `by` (for each of len(by) equal parts), a bit that is not set there, where asked."""
+    bits = ir.Constant(values.type, [ir.Constant(I8, by[lane * len(by) // CHUNK]) for lane in range(CHUNK)])
+    return e.b.select(where, e.b.or_(values, bits), values)
 
 
 def _bits_of_groups(e: Emitter, address: ir.Value, chunk: int) -> ir.Value:
@@ -94,23 +116,26 @@ def q8_0(e: Emitter, run: Run, chunk: int) -> ir.Value:
 
 
 def q4_k(e: Emitter, run: Run, chunk: int) -> ir.Value:
-    return _shifted(e, _twice_over(e, run.at(e, 16 + 32 * chunk)), (0, 4), 15)
+    return _masked(e, _twice_over(e, run.at(e, 16 + 32 * chunk)), (0x0F, 0xF0))
 
 
 def q5_k(e: Emitter, run: Run, chunk: int) -> ir.Value:
     low = _shifted(e, _twice_over(e, run.at(e, 48 + 32 * chunk)), (0, 4), 15)
-    return _raised(e, low, _bits_of_groups(e, run.at(e, 16), chunk), 16)
+    return _raised(e, low, _bits_of_groups(e, run.at(e, 16), chunk), (16,))
 
 
 def q2_k(e: Emitter, run: Run, chunk: int) -> ir.Value:
     half, side = divmod(chunk, 2)
-    return _shifted(e, _twice_over(e, run.at(e, 16 + 32 * half)), (4 * side, 4 * side + 2), 3)
+    return _masked(e, _twice_over(e, run.at(e, 16 + 32 * half)), (0x30, 0xC0) if side else (0x03, 0x0C))
 
 
 def q3_k(e: Emitter, run: Run, chunk: int) -> ir.Value:
     half, side = divmod(chunk, 2)
-    low = _shifted(e, _twice_over(e, run.at(e, 32 + 32 * half)), (4 * side, 4 * side + 2), 3)
-    return _raised(e, low, _bits_of_groups(e, run.at(e, 0), chunk), 4)
+    packed = _twice_over(e, run.at(e, 32 + 32 * half))
+    if side:
+        packed = _shifted(e, packed, (2,), 0xFF)
+    low = _masked(e, packed, (0x0C, 0x30) if side else (0x03, 0x0C))
+    return _raised(e, low, _bits_of_groups(e, run.at(e, 0), chunk), (16, 64) if side else (4, 16))
 
 
 def q6_k(e: Emitter, run: Run, chunk: int) -> ir.Value:
