@@ -27,6 +27,8 @@ from ops.bench.llama_cpp_engine import LlamaCpp, has_llama_cpp
 
 _TURN_END = 1
 _CHUNK = 512
+#: Random ids are between these.
+_IDS = (100, 40_000)
 #: What a template writes after the last turn: it is another one in the next prompt.
 _TAIL = [2, 3, 4, 5]
 _log = get_logger(__name__)
@@ -82,17 +84,19 @@ def sizes(turns: int, tokens: int, first: int) -> list[int]:
     return [first, *[(tokens - first) // (turns - 1)] * (turns - 1)]
 
 
-async def measure(agent: Agent, peer: LlamaCpp | None, new: list[int], *, cold: bool, other: bool) -> list[Turn]:
+async def measure(
+    agent: Agent, peer: LlamaCpp | None, new: list[int], *, cold: bool, other: bool, ids: tuple[int, int] = _IDS
+) -> list[Turn]:
     """`other`: another conversation takes the sequence before each turn, so that all rows are copied back."""
     chance = np.random.default_rng(0)
     history: list[int] = []
     found: list[Turn] = []
     for number, size in enumerate(new):
         known = len(history)
-        history += [*chance.integers(100, 40_000, size - 1).tolist(), _TURN_END]
+        history += [*chance.integers(*ids, size - 1).tolist(), _TURN_END]
         prompt = history + _TAIL
         if other and number:
-            await agent.warm(chance.integers(100, 40_000, 600).tolist())
+            await agent.warm(chance.integers(*ids, 600).tolist())
         before = agent.cache.counters.restore_ms
         warm, reused = await agent.warm(prompt)
         restore = (agent.cache.counters.restore_ms - before) / 1e3

@@ -21,6 +21,8 @@ from ops.bench.agent import Agent
 
 MIB = 1 << 20
 _TURN_END, _TAIL = 1, [2, 3, 4, 5]
+#: Random ids are between these.
+_IDS = (100, 1000)
 #: A conversation begins anew when it has more tokens.
 _LONGEST = 1024
 _PREFILL = 64
@@ -44,21 +46,21 @@ async def measure(agent: Agent, turns: int, conversations: int, size: int) -> He
     """`turns` in all, each of `size` new tokens, over `conversations` that take the sequence from each other."""
     chance = np.random.default_rng(0)
     # What is allocated for prompts of this length anyway is there before the first figure.
-    await agent.without(chance.integers(100, 1000, _LONGEST + size).tolist())
+    await agent.without(chance.integers(*_IDS, _LONGEST + size).tolist())
     held = Held(before=resident_bytes(), budget=agent.cache.budget)
     talks: list[list[int]] = [[] for _ in range(conversations)]
     for number in range(turns):
         talk = talks[number % conversations]
         if len(talk) > _LONGEST:
             talk.clear()
-        talk += [*chance.integers(100, 1000, size - 1).tolist(), _TURN_END]
+        talk += [*chance.integers(*_IDS, size - 1).tolist(), _TURN_END]
         before = agent.cache.counters.restore_ms
         _, reused = await agent.warm(talk + _TAIL)
         spent = (agent.cache.counters.restore_ms - before) / 1e3
         if reused:
             held.restores.append((spent, reused))
         if number % 10 == 0:
-            held.prefills.append(await agent.without(chance.integers(100, 1000, _PREFILL).tolist()))
+            held.prefills.append(await agent.without(chance.integers(*_IDS, _PREFILL).tolist()))
         if not held.when_full and agent.cache.counters.evictions >= conversations:
             held.when_full = resident_bytes()
     held.at_end, held.kept, held.evictions = resident_bytes(), agent.cache.tree.nbytes, agent.cache.counters.evictions

@@ -61,6 +61,8 @@ def server(command: list[str], environment: Mapping[str, str], on_line: Callable
             process.kill()
             process.wait()
         reader.join(5.0)
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def first_token(port: int, model: str) -> None:
