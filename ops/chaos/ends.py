@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from neuron.runtime import shm
+from tests.harness.clients import Stream
 from tests.harness.daemon import DaemonProcess, say
-from tests.harness.rows import Stream, alive
+from tests.harness.rows import alive
 
 MOMENTS = ("idle", "load", "decode")
 BOUND_S = 5.0

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.harness.clients import TARGET
 from tests.harness.daemon import DaemonProcess
-from tests.harness.rows import TARGET, Rows, command_line, rows, turn
+from tests.harness.rows import Rows, command_line, rows, turn
 
 #: The most that one request may leave behind, and the most that all of them may.
 SLOPE_BYTES = 2048

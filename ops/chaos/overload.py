@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.harness.clients import TARGET
 from tests.harness.daemon import DaemonProcess
-from tests.harness.rows import TARGET, rows, turn
+from tests.harness.rows import rows, turn
 
 QUEUE = 32
 PIECES = ("a", "b", "c", "d")

@@ -14,19 +14,8 @@ import httpx
 import msgspec
 
 from ops.chaos.faults import Injection, draw
-from tests.harness.rows import (
-    TARGET,
-    Holding,
-    Neighbour,
-    RawClient,
-    Rows,
-    Stream,
-    check_terminal_lines,
-    content,
-    rows,
-    turn,
-    until,
-)
+from tests.harness.clients import TARGET, RawClient, Stream, content
+from tests.harness.rows import Holding, Neighbour, Rows, check_terminal_lines, rows, turn, until
 
 ANSWER = "".join("abcdefghijkl")
 TURNS = [turn(*ANSWER, when="#chaos#", delay_ms=12, prefill_ms_per_token=0.2)]

@@ -227,7 +227,13 @@ def storm(weather: str, bursts: int, seed: int) -> dict[str, Any]:
         watch.start()
         for number in range(bursts):
             running.burst(number)
+            if daemon.process.poll() is not None:
+                break
         watch.end()
+        if daemon.process.poll() is not None:
+            raise SystemExit(
+                f"the daemon ended with {daemon.process.returncode}:\n" + "\n".join(daemon.raw_log()[-40:])
+            )
         broken = [*running.broken, *watch.broken, *running.quiet(), *running.recover()]
         took = sorted(watch.took)
         try:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.rows import TARGET, Rows, Stream, alive, content, fault, rows, turn, until
+from tests.harness.clients import TARGET, Stream, content
+from tests.harness.rows import Rows, alive, fault, rows, turn, until
 
 TURNS = [
     turn("a", "b", "c", when="kill in prefill", fault=fault("kill", "prefill", 1)),

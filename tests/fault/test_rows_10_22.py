@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from neuron.actors.device.worker.fault_table import CODE_RULES, Verdict
-from tests.harness.rows import TARGET, Rows, Stream, content, fault, rows, turn, until
+from tests.harness.clients import TARGET, Stream, content
+from tests.harness.rows import Rows, fault, rows, turn, until
 
 TURNS = [
     turn("n", "o", when="nan", fault=fault("nan", "decode", 1, times=1000)),

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ops.chaos.memory import held_bytes
-from tests.harness.rows import RawClient, Rows, Stream, content, rows, turn, until
+from tests.harness.clients import RawClient, Stream, content
+from tests.harness.rows import Rows, rows, turn, until
 
 TURNS = [
     turn("x", when="slow prefill", prefill_ms_per_token=2),

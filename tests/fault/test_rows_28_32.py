@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from neuron.runtime import shm
+from tests.harness.clients import Stream, content
 from tests.harness.daemon import DaemonProcess, say
-from tests.harness.rows import Rows, Stream, alive, content, fault, rows, turn, until
+from tests.harness.rows import Rows, alive, fault, rows, turn, until
 
 ENDLESS = say("tick ", repeat=True, delay_ms=20)
 SHORT_DRAIN = "[server]\nshutdown_seconds = 1.0\n"

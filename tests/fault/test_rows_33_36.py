@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from neuron.actors.group.meeting import PREFIX
+from tests.harness.clients import TARGET, RawClient, Stream, content
 from tests.harness.daemon import DaemonProcess
-from tests.harness.rows import TARGET, RawClient, Rows, Stream, alive, content, rows, turn, until
+from tests.harness.rows import Rows, alive, rows, turn, until
 
 RANKS = ("cpu", "cpu:2")
 TURNS = [

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.clients import RawClient, Stream, check_error, content
 from tests.harness.daemon import ROOT, DaemonProcess, say
-from tests.harness.rows import RawClient, Rows, Stream, check_error, command_line, content, rows, turn, until
+from tests.harness.rows import Rows, command_line, rows, turn, until
 
 TURNS = [turn("t", when="slow", repeat=True, delay_ms=10)]
 TEMPLATES = {

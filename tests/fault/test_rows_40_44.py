@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.harness.clients import check_error, content
 from tests.harness.daemon import DaemonProcess, say
 from tests.harness.dense_model import compiled_code, directory_source, write_dense_model
-from tests.harness.rows import check_error, check_terminal_lines, content, until
+from tests.harness.rows import check_terminal_lines, until
 from tests.harness.unkind import supported
 from tests.kernels.formats import models as files
 

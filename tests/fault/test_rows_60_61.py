@@ -5,8 +5,9 @@ import socket
 import time
 from pathlib import Path
 
+from tests.harness.clients import Stream, content
 from tests.harness.daemon import DaemonProcess, say
-from tests.harness.rows import Stream, content, until
+from tests.harness.rows import until
 
 DAY = 86_400.0
 AFTER_2038 = 2**31 + 1000.0

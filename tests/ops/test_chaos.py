@@ -7,7 +7,7 @@ import pytest
 
 from ops.chaos.faults import KINDS, draw
 from ops.chaos.runner import Outcome, chaos, summary
-from tests.harness.rows import TARGET
+from tests.harness.clients import TARGET
 
 SEED = 7
 
