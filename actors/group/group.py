@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
+import anyio
 import msgspec
 
 from neuron.actors.daemon import DeviceInfo, PoisonRecord
@@ -352,10 +353,24 @@ class DeviceGroup:
 
 
 async def _all_of(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """All at once and to their ends. Raises the first error in order."""
-    results = await asyncio.gather(*works, return_exceptions=True)
+    """All at once and to their ends. Raises the first error in order.
+
+    Not asyncio.gather: what that raises when it is cancelled need not be the cancellation, and one that belongs to no
+    scope would end the daemon.
+    """
+    results: list[Any] = [None] * len(works)
+
+    async def run(place: int, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            results[place] = await work
+        except Exception as error:
+            results[place] = error
+
+    async with anyio.create_task_group() as tasks:
+        for place, work in enumerate(works):
+            tasks.start_soon(run, place, work)
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):
             raise result
     return results
 
