@@ -73,12 +73,18 @@ def demo_model() -> Path:
     return file
 
 
-def alternate(engines: Sequence[Engine], prompt: int, tokens: int, rounds: int) -> list[Times]:
-    """Each engine once a round, after a round that is not counted."""
+#: Token ids that every real vocabulary has.
+IDS = (100, 40_000)
+
+
+def alternate(
+    engines: Sequence[Engine], prompt: int, tokens: int, rounds: int, chosen: tuple[int, int] = IDS
+) -> list[Times]:
+    """Each engine once a round, after a round that is not counted. Ids are random ones from `chosen`."""
     random = np.random.default_rng(0)
     times = [Times() for _ in engines]
     for number in range(rounds + 1):
-        ids = random.integers(100, 40_000, prompt + tokens).tolist()
+        ids = random.integers(*chosen, prompt + tokens).tolist()
         for engine, found in zip(engines, times, strict=True):
             # Threads of the engine before may still spin for work.
             time.sleep(0.05)
