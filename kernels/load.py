@@ -42,8 +42,8 @@ def load_model(
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise UnsupportedLoad("unsupported_device", f"Models cannot be loaded on {device} by this build.")
-    # The ranks of a group that are on the CPU share its cores.
-    team = Team(threads or max(1, default_threads() // (spec.world_size if kind == "cpu" else 1)))
+    # The ranks of a group share the host's cores, to compute or to quantise.
+    team = Team(threads or max(1, default_threads() // spec.world_size))
     try:
         torch.set_num_threads(team.threads)
         opened = open_model(spec, team)

@@ -25,10 +25,15 @@ class CudaRecorder:
     """CUDA graphs. `work` must have run before, must allocate only through torch, and wait for nothing."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may ask the driver for figures meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads of the process may ask the driver for figures meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+        except BaseException:
+            # A capture that fails to end leaves its own stream as the current one.
+            torch.cuda.set_stream(stream)
+            raise
         return graph.replay
 
 
@@ -51,6 +56,10 @@ class GraphedStep:
         if self.state is StepState.COLD:
             self.state = StepState.WARM
 
+    def close(self) -> None:
+        """Let go of the recording and of everything that the work holds. It must not be run again."""
+        self._replay, self._work = None, _nothing
+
     def _record(self) -> None:
         assert self._recorder is not None
         try:
@@ -59,3 +68,7 @@ class GraphedStep:
             self.state, self.reason = StepState.EAGER, str(error).partition("\n")[0]
             return
         self.state = StepState.RECORDED
+
+
+def _nothing() -> None:
+    pass

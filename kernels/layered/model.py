@@ -1,6 +1,7 @@
 """LayeredModel: a resident decoder, or one rank of it, layer by layer. SeeingLayeredModel: one that takes images."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,9 @@ class LayeredModel:
         try:
             self._running.run(held, tokens, logits, spliced, rope_positions)
         except BaseException:
-            held.abandon()
+            # A device that is lost fails here too; the first cause is the one that counts.
+            with suppress(RuntimeError):
+                held.abandon()
             raise
         if rope_delta is not None:
             held.set_rope_delta(rope_delta)

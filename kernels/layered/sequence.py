@@ -66,6 +66,8 @@ class LayeredSequence:
 
     def close(self) -> None:
         """Give the memory back. The sequence must not be used again."""
+        if self.step is not None:
+            self.step.graphed.close()
         self.step = None
         self.rows.close()
         self.state = None
@@ -89,11 +91,11 @@ class LayeredSequence:
         self.state.data.copy_(torch.from_numpy(state))
 
     def _empty(self) -> None:
-        if self.state is not None:
-            self.state.reset()
         self._deltas.clear()
         self.length = 0
         self.rows.empty()
+        if self.state is not None:
+            self.state.reset()
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,9 @@
 """Steps between static buffers: warm, recorded, replayed for other positions over memory that never moves."""
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from neuron.kernels.layered.graph import GraphedStep, StepState
 from neuron.kernels.layered.load import EngineOptions
 from neuron.kernels.layered.placement import Kernels
+from neuron.kernels.layered.weights import GATE_UP
 from tests.kernels.decoder.tiny import run, some_ids
 from tests.kernels.layered.families import STEPS, check_lengths, check_steps, make, wanted
 from tests.kernels.layered.ranks import RankedModel, load
@@ -108,6 +112,28 @@ def test_two_sequences_have_recordings_of_their_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, wanted(expected, texts[8])[-1], atol=1e-4, rtol=0)
     assert recorder.recorded == 2
     model.close()
+
+
+def test_a_closed_model_is_gone_without_a_collection(tmp_path: Path) -> None:
+    """A device's memory is wanted back at once, whatever still refers to the model itself."""
+    make(tmp_path, "hybrid")
+    model = load(tmp_path, options=EngineOptions(Kernels.TENSORS, Again()))
+    run(model, some_ids(20), 7)
+    held = model._sequences[0]
+    assert held.state is not None
+    gone: list[weakref.ref[Any]] = [
+        weakref.ref(model._running._stack._weights.norm),
+        weakref.ref(model._running._stack._weights.layers[0].joined[GATE_UP]),
+        weakref.ref(held.state.data),
+    ]
+    del held
+    gc.collect()
+    gc.disable()
+    try:
+        model.close()
+        assert [reference() for reference in gone] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 def test_the_summary_says_why_steps_are_not_recorded(tmp_path: Path) -> None:
