@@ -78,6 +78,7 @@ class _Server:
             await self._drain(registry, listener)
             # What can end has ended. Leaving this block would wait for threads in native code, without any limit.
             exit_now(0)
+        raise RuntimeError("everything was cancelled without a stop signal")
 
     async def _listen(self, listener: Listener) -> None:
         await listener.serve(self._closing, grace_s=_CLOSE_S)
