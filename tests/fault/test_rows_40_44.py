@@ -99,7 +99,7 @@ def let_go(held: DaemonProcess, folder: Path) -> None:
 # -- row 40 ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not supported(), reason="the numbers of this machine's system calls are not known")
+@pytest.mark.skipif(not supported(), reason="system calls cannot be filtered here")
 def test_row_40_a_disk_that_fails(root: Path, folder: Path) -> None:
     """EIO from the kernel at each read of a header: a typed refusal, and whatever needs no disk goes on."""
     gguf = folder.parent / "packed"
