@@ -146,7 +146,7 @@ async def test_an_unload_waits_for_no_thread_of_the_load(tmp_path: Path) -> None
             begun.set()
             over.wait(60.0)
 
-        host.registry._loader._text = stuck  # type: ignore[method-assign]
+        host.registry._loader._text = stuck  # type: ignore[method-assign, assignment]
         codes: list[str] = []
 
         async def ask() -> None:
