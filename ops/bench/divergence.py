@@ -42,4 +42,5 @@ def mean_divergence(reference: Sequence[Logits], other: Sequence[Logits]) -> flo
 def _log_probabilities(logits: Logits) -> npt.NDArray[np.float64]:
     wide = logits.astype(np.float64)
     wide -= wide.max()
-    return wide - np.log(np.exp(wide).sum())
+    found: npt.NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
+    return found

@@ -23,7 +23,7 @@ class Machine:
 
 
 @compiled
-def _read(thread, threads, address, size, vector, length):
+def _read(thread, threads, address, size, vector, length):  # type: ignore[no-untyped-def]
     """Read this thread's part of `size` bytes, as rows of `length` floats."""
     rows = size // (4 * length)
     total = 0.0

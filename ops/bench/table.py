@@ -11,7 +11,7 @@ import click
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import open_gguf
 from neuron.kernels.threads import Team, default_threads
-from ops.bench.__main__ import alternate, demo_model
+from ops.bench.__main__ import IDS, alternate, demo_model
 from ops.bench.engine import Engine, Neuron
 from ops.bench.llama_cpp_engine import LlamaCpp, has_llama_cpp
 from ops.bench.machine import Machine, measure, median
@@ -75,13 +75,14 @@ def rows(
     tokens: int,
     rounds: int,
     machine: Machine,
+    chosen: tuple[int, int] = IDS,
 ) -> list[str]:
-    """Lines of the table of one file."""
+    """Lines of the table of one file; token ids are from `chosen`."""
     lines = ["| work | " + " | ".join(engine.name for engine in engines) + " | ratio | of the machine |"]
     lines.append("| --- " * (len(engines) + 3) + "|")
     decoded = 0
     for length in sorted({*lengths, depth} - {0}):
-        times = alternate(engines, length, tokens, rounds)
+        times = alternate(engines, length, tokens, rounds, chosen)
         if length in lengths:
             prefill = [median(found.prefill) / length for found in times]
             lines.append(_line(f"prefill {length}", prefill, work.flops / machine.matrix_rate))

@@ -67,7 +67,7 @@ def answers(model: DecoderModel, *, poisoned: bool) -> list[Floats]:
 
 def made(folder: Path, family: str, quant: str | None) -> None:
     hidden, inner = SIZES.get(quant or "", (96, 160))
-    sizes = {"hidden_size": hidden, "intermediate_size": inner}
+    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": inner}
     if family == "hybrid":
         # The heads' outputs together are as wide as blocks are long.
         tiny_hybrid(folder, **sizes, linear_num_value_heads=4, linear_value_head_dim=64)

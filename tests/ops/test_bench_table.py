@@ -17,18 +17,16 @@ from tests.kernels.hybrid.tiny import BASE, tiny_hybrid
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_each_prompt_and_the_depth_get_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_prompt_and_the_depth_get_their_lines(tmp_path: Path) -> None:
     path = write(tiny_hybrid(tmp_path), tmp_path / "tiny.gguf")
     work = table.Work(path)
     whole = sum(parameter.nbytes for parameter in tiny_hybrid(tmp_path).parameters() if parameter.ndim > 1)
     embedding = 4 * BASE["vocab_size"] * BASE["hidden_size"]
     assert 0.9 * (whole - embedding) < work.nbytes <= whole - embedding
     assert work.flops == (work.nbytes - embedding) // 2
-    alternate = table.alternate
-    monkeypatch.setattr(table, "alternate", lambda *given: alternate(*given, (3, BASE["vocab_size"])))
     engine = Neuron(path, 128, 1)
     machine = Machine(1, 1e9, 1e9)
-    lines = table.rows([engine, engine], work, [20, 40], 60, 2, 1, machine)
+    lines = table.rows([engine, engine], work, [20, 40], 60, 2, 1, machine, (3, BASE["vocab_size"]))
     engine.close()
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert names == ["prefill 20", "decode at 20", "prefill 40", "decode at 60"]
