@@ -12,7 +12,7 @@ import torch
 
 from neuron.actors.device.worker.classify import classify
 from neuron.actors.device.worker.fault_table import Verdict
-from neuron.kernels.collectives import Group, join
+from neuron.kernels.collectives import STAR_BYTES, Group, join
 
 T = TypeVar("T")
 WAIT_S = 30.0
@@ -37,6 +37,12 @@ def test_sums_and_columns(tmp_path: Path, count: int) -> None:
         assert (group.rank, group.world_size, group.sanity()) == (rank, count, count)
         total = torch.arange(1000.0).reshape(10, 100) / (rank + 3)
         group.all_reduce(total)
+        large = torch.ones(1 + STAR_BYTES // 4)
+        group.all_reduce(large)
+        assert large.eq(count).all()
+        narrow = torch.full((7,), 0.5, dtype=torch.bfloat16)
+        group.all_reduce(narrow)
+        assert narrow.eq(count / 2).all()
         parts = [torch.full((rows, 5), float(rank)) for rows in (1, 3)]
         return total, [group.gather_columns(part) for part in parts]
 
@@ -77,23 +83,25 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
         join(tmp_path / "store", 2, 2, 0.5, "cpu")
 
 
-def test_a_peer_that_is_gone_is_told_as_a_matter_of_the_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leaves", [0, 1])
+@pytest.mark.parametrize("size", [4, 1 + STAR_BYTES // 4], ids=["sockets", "gloo"])
+def test_a_peer_that_is_gone_is_told_as_a_matter_of_the_group(tmp_path: Path, size: int, leaves: int) -> None:
     groups = joined(tmp_path, 2)
 
     def work(rank: int) -> BaseException | None:
-        if rank == 1:
-            groups[1].close()
+        if rank == leaves:
+            groups[rank].close()
             return None
         try:
-            groups[0].all_reduce(torch.ones(4))
+            groups[rank].all_reduce(torch.ones(size))
         except Exception as error:
             return error
         return None
 
-    (error, _) = each(2, work)
+    error = each(2, work)[1 - leaves]
     assert isinstance(error, RuntimeError)
     assert classify(error).verdict is Verdict.GROUP
-    groups[0].close()
+    groups[1 - leaves].close()
 
 
 @pytest.mark.gpu

@@ -5,29 +5,18 @@ waiting in a collective for it; a rank that was given something else than its pe
 """
 
 import contextlib
-import os
 import select
 import socket
 import struct
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
 
+from neuron.kernels.local_ranks import RankGoneError, meet
+
 _FRAME = struct.Struct("<IBI")
-_HELLO = struct.Struct("<I")
 _NAME = "control"
-_RETRY_SECONDS = 0.02
-_LONGEST_ADDRESS = 100
-
-
-class PeerLostError(Exception):
-    """A rank of the group is gone: its process ended, or it closed its end."""
-
-    def __init__(self) -> None:
-        super().__init__("a rank of the group is gone")
 
 
 class PeerFailedError(Exception):
@@ -72,21 +61,17 @@ class Concord:
     @classmethod
     def join(cls, directory: Path, rank: int, world_size: int, timeout_s: float) -> Self:
         """Meet the other ranks in `directory`. Raises JoinError past `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
         try:
-            peers = _gather(directory, world_size, deadline) if rank == 0 else {0: _find(directory, rank, deadline)}
+            return cls(rank, world_size, meet(directory / _NAME, rank, world_size, timeout_s))
         except OSError as error:
             raise JoinError(f"rank {rank} of {world_size} did not find its peers: {error}") from error
-        for peer in peers.values():
-            peer.settimeout(None)
-        return cls(rank, world_size, peers)
 
     # -- agreements ------------------------------------------------------------------------------
 
     def agree(self, digest: int) -> None:
         """Wait for all ranks; returns when all are ready for the job of this digest.
 
-        Raises PeerFailedError, DivergenceError, PeerLostError.
+        Raises PeerFailedError, DivergenceError, RankGoneError.
         """
         self._serial += 1
         verdict = self._judge(digest) if self.rank == 0 else self._ask(digest)
@@ -98,7 +83,7 @@ class Concord:
     def fail(self) -> None:
         """In place of `agree`: this rank cannot begin the job. Waits for nobody."""
         self._serial += 1
-        with contextlib.suppress(PeerLostError):
+        with contextlib.suppress(RankGoneError):
             self._send_all(_Said(self._serial, Status.FAILED, self.rank))
 
     def check(self) -> None:
@@ -152,7 +137,7 @@ class Concord:
             for peer in self._peers.values():
                 peer.sendall(frame)
         except OSError as error:
-            raise PeerLostError from error
+            raise RankGoneError from error
 
     def _receive(self, rank: int, flags: int = 0) -> None:
         try:
@@ -160,88 +145,11 @@ class Concord:
         except BlockingIOError:
             return
         except OSError as error:
-            raise PeerLostError from error
+            raise RankGoneError from error
         if not data:
-            raise PeerLostError
+            raise RankGoneError
         data = self._read.get(rank, b"") + data
         whole = len(data) - len(data) % _FRAME.size
         for serial, status, number in _FRAME.iter_unpack(data[:whole]):
             self._inbox.setdefault(rank, []).append(_Said(serial, Status(status), number))
         self._read[rank] = data[whole:]
-
-
-@contextlib.contextmanager
-def _address(directory: Path) -> Iterator[str]:
-    """The socket's path, also where it is longer than an address may be."""
-    path = str(directory / _NAME)
-    if len(path.encode()) <= _LONGEST_ADDRESS:
-        yield path
-        return
-    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{_NAME}"
-    finally:
-        os.close(descriptor)
-
-
-def _gather(directory: Path, world_size: int, deadline: float) -> dict[int, socket.socket]:
-    """Rank 0: the others come; all are told once all are there."""
-    peers: dict[int, socket.socket] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            with _address(directory) as address:
-                listener.bind(address)
-            listener.listen(world_size)
-            while len(peers) < world_size - 1:
-                listener.settimeout(_left(deadline))
-                peer, _ = listener.accept()
-                peer.settimeout(_left(deadline))
-                (rank,) = _HELLO.unpack(_exactly(peer, _HELLO.size))
-                if not 0 < rank < world_size or rank in peers:
-                    peer.close()
-                    raise OSError(f"a second rank {rank} of {world_size}")
-                peers[rank] = peer
-            for peer in peers.values():
-                peer.sendall(_HELLO.pack(0))
-        except BaseException:
-            for peer in peers.values():
-                peer.close()
-            raise
-    return dict(sorted(peers.items()))
-
-
-def _find(directory: Path, rank: int, deadline: float) -> socket.socket:
-    """The others: connect to rank 0, which may not be there yet, and wait until all are."""
-    while True:
-        leader = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            leader.settimeout(_left(deadline))
-            with _address(directory) as address:
-                leader.connect(address)
-            leader.sendall(_HELLO.pack(rank))
-            leader.settimeout(_left(deadline))
-            _exactly(leader, _HELLO.size)
-            return leader
-        except (FileNotFoundError, ConnectionRefusedError):
-            leader.close()
-            time.sleep(min(_RETRY_SECONDS, _left(deadline)))
-        except BaseException:
-            leader.close()
-            raise
-
-
-def _exactly(peer: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = peer.recv(count - len(data))
-        if not more:
-            raise OSError("a peer closed its end")
-        data += more
-    return data
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("time is over")
-    return left

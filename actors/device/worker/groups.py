@@ -113,7 +113,7 @@ class Accord:
         self._owner = threading.get_ident()
 
     def settle(self) -> None:
-        """Raises PeerFailedError, DivergenceError, PeerLostError."""
+        """Raises PeerFailedError, DivergenceError, RankGoneError."""
         if self._settled:
             return
         try:

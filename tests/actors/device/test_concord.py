@@ -12,8 +12,8 @@ from neuron.actors.device.worker.concord import (
     DivergenceError,
     JoinError,
     PeerFailedError,
-    PeerLostError,
 )
+from neuron.kernels.local_ranks import RankGoneError
 
 WAIT_S = 10.0
 
@@ -90,7 +90,7 @@ def test_a_rank_that_is_a_job_ahead(ranks: list[Concord]) -> None:
 
     found = each(len(ranks), work)
     assert isinstance(found[0], DivergenceError)
-    assert all(isinstance(error, PeerLostError) for error in found[1:])
+    assert all(isinstance(error, RankGoneError) for error in found[1:])
 
 
 def test_the_end_of_a_rank_is_seen_by_those_who_wait(ranks: list[Concord]) -> None:
@@ -101,7 +101,7 @@ def test_the_end_of_a_rank_is_seen_by_those_who_wait(ranks: list[Concord]) -> No
         ranks[rank].agree(1)
 
     found = each(2, work)
-    assert isinstance(found[0], PeerLostError)
+    assert isinstance(found[0], RankGoneError)
 
 
 def test_a_look_during_a_long_job(ranks: list[Concord]) -> None:
