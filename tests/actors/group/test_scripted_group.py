@@ -19,7 +19,7 @@ from neuron.actors.daemon import LoadOutcome, ModelState, PoisonRecord
 from neuron.actors.errors import AlreadyLoaded, ModelPoisoned, TpInitFailed
 from neuron.actors.events import TextDelta
 from neuron.actors.group.meeting import PREFIX
-from neuron.actors.settings import RecoveryMode, RecoverySettings
+from neuron.actors.settings import ModelSettings, RecoveryMode, RecoverySettings, ResidencySettings
 from neuron.runtime.errors import NeuronError, WorkerDied
 from tests.actors.host import EOS, FAST, Host, daemon, drain, read_until, turn
 from tests.harness.invariants import gone
@@ -426,3 +426,15 @@ async def test_loads_at_one_time_on_shared_devices(tmp_path: Path) -> None:
                 tasks.start_soon(functools.partial(host.load, name, tensor_parallel=len(devices), devices=devices))
         for name in places:
             assert (await host.ask(name)).text == "The quick brown fox"
+
+
+async def test_requests_bring_a_group_and_idleness_takes_it_away(tmp_path: Path) -> None:
+    models = (ModelSettings(id="scripted:test/m", tensor_parallel=2, at_start=False),)
+    residency = ResidencySettings(load_on_request=True, keep_alive_seconds=0.2)
+    async with daemon(tmp_path, {"m": FOX}, load=False, models=models, residency=residency) as host:
+        for _ in range(2):
+            assert (await host.ask("m")).text == "The quick brown fox"
+            assert host.registry.model("test/m").device_ids == RANKS
+            pids = [host.pid(device) for device in RANKS]
+            await until(lambda: not host.registry.models())
+            assert all(gone(pid) for pid in pids)
