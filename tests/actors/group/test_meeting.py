@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from neuron.actors.errors import TpInitFailed
-from neuron.actors.group import meeting
 from neuron.actors.group.meeting import FORGOTTEN_SECONDS, PREFIX, meeting_place, sweep
 
 
@@ -27,7 +26,7 @@ def test_no_room_for_it_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> Non
     def full(**_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(meeting.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
     with pytest.raises(TpInitFailed), meeting_place():
         pass
 
