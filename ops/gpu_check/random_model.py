@@ -44,7 +44,7 @@ class RandomReader:
 
     def kind(self, name: str) -> GgmlType:
         """See WeightReader.kind."""
-        if name.endswith(("in_proj_a.weight", "in_proj_b.weight")):
+        if name.endswith(("in_proj_a.weight", "in_proj_b.weight")) and self._quant is not GgmlType.F32:
             return GgmlType.BF16
         return self._ends if name.endswith(("embed_tokens.weight", "lm_head.weight")) else self._quant
 
