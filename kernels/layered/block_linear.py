@@ -44,6 +44,9 @@ class BlockLinear:
             return self._by_blocks(x.float().contiguous())
         return functional.linear(x.to(self._dtype), self._numbers())
 
+    def forward_wide(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x).float()
+
     def part(self, first: int, last: int) -> "BlockLinear":
         held = self._matrix
         rows = Matrix(held.kind, last - first, held.cols, held.data[first:last])

@@ -47,6 +47,9 @@ class CudaBlockLinear:
         dequantise(self._kind, self._blocks, numbers)
         return functional.linear(x.to(self._dtype), numbers)
 
+    def forward_wide(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward(x).float()
+
     def part(self, first: int, last: int) -> "CudaBlockLinear":
         return CudaBlockLinear(self._kind, self._cols, self._blocks[first:last], self._dtype)
 

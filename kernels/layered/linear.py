@@ -22,6 +22,9 @@ class Linear(Protocol):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    def forward_wide(self, x: torch.Tensor) -> torch.Tensor:
+        """`forward` in float32, without rounding between, where the device can: for logits and what ranks sum up."""
+
     def part(self, first: int, last: int) -> "Linear":
         """Rows first..last-1 as a linear of the same memory."""
 
@@ -56,6 +59,12 @@ class DenseLinear:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x.to(self._weight.dtype), self._weight)
+
+    def forward_wide(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weight
+        if weight.is_cuda and weight.dtype is torch.bfloat16:
+            return torch.mm(x.to(weight.dtype), weight.t(), out_dtype=torch.float32)
+        return self.forward(x).float()
 
     def part(self, first: int, last: int) -> "DenseLinear":
         return DenseLinear(self._weight[first:last])

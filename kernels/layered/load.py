@@ -69,7 +69,10 @@ def load_layered(
 
 
 def warm_up(model: LayeredModel) -> None:
-    """Every path once, the single step often enough to be recorded. With a group, all ranks do this at once."""
+    """Every path once, the single step often enough to be recorded. With a group, all ranks do this at once.
+
+    Products with blocks are compiled for 1, 2, 4 and 8 rows at a time, and for more than a chunk.
+    """
     logits = np.empty(model.vocab_size, dtype=np.float32)
     for count in (1, 1, 1, 2, 9, CHUNK + 1, 3 * CHUNK):
         if count <= model.context_length:

@@ -61,7 +61,7 @@ class Stack:
     def head(self, x: torch.Tensor) -> torch.Tensor | None:
         """Logits float32 [n, at least the vocabulary] of x [n, hidden]; None on ranks but the first."""
         normed = self._ops.add_norm(x, None, self._weights.norm)
-        logits = self._weights.head.forward(normed).float()
+        logits = self._weights.head.forward_wide(normed)
         if self._group is None:
             return logits
         part = logits.new_zeros(len(x), self._head_width)
@@ -101,9 +101,9 @@ class Stack:
 
     def _summed(self, layer: LayerParts, role: str, x: torch.Tensor) -> torch.Tensor:
         """The row-parallel product of every rank's part of the columns, summed in float32, and the bias once."""
-        product = layer.linears[role].forward(x)
+        product = layer.linears[role].forward_wide(x)
         if self._group is not None:
-            product = product.float().contiguous()
+            product = product.contiguous()
             self._group.all_reduce(product)
         return _biased(product, layer.vectors.get(f"{role}_bias"))
 
