@@ -30,8 +30,9 @@ from neuron.runtime.logs import get_logger
 
 log = get_logger(__name__)
 
-#: Seconds between warnings (and position reports) while a request waits for the lock.
+#: Seconds between warnings while a request waits for the lock, and between looks at its position.
 WAIT_REPORT_S = 2.0
+POSITION_S = 1.0
 
 
 class Phase(StrEnum):
@@ -137,7 +138,7 @@ class Session:
             if position != reported:
                 self.stream.put_now(Queued(position, waited))
                 reported = position
-            await self.ticket.wait(min(warn_at, self._limits.queue_seconds) - waited)
+            await self.ticket.wait(min(POSITION_S, warn_at - waited, self._limits.queue_seconds - waited))
         self.stream.on_wanted_end = None
         self._log.debug("lock taken", waited_ms=round(self.ticket.waited_s * 1e3, 1))
         self.stream.check()

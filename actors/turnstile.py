@@ -48,7 +48,10 @@ class Ticket:
 
 
 class Turnstile:
-    """FIFO over tickets. The lock is handed straight to the next waiter at release, so nobody overtakes."""
+    """FIFO over tickets. The lock is handed straight to the next waiter at release, so nobody overtakes.
+
+    Those who still wait are not woken by it: with a long queue that would be most of the work of every request.
+    """
 
     def __init__(self, *, queue_limit: int, per_principal: int) -> None:
         self._queue_limit = queue_limit
@@ -117,7 +120,6 @@ class Turnstile:
             self._reserved.discard(ticket)
         elif ticket.state is TicketState.WAITING:
             self._waiting.remove(ticket)
-            self._wake_waiting()
         else:
             self.active = None
         ticket.state = TicketState.LEFT
@@ -137,9 +139,4 @@ class Turnstile:
             ticket.state = TicketState.RUNNING
             ticket.started_at = time.monotonic()
             self.active = ticket
-            ticket.poke()
-            self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        for ticket in self._waiting:
             ticket.poke()
