@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: Several processes that import their libraries on a busy machine.
 LOAD_S = 240.0
-#: The aim is 2 s.
-DEATH_S = 8.0
+#: The aim is 2 s; no deadline of this module is as short.
+DEATH_S = 15.0
 VISION = "tiny:neuron/tiny-vision"
 FAMILIES = ("llama", "qwen3", "hybrid")
 LONG = "A prompt of several chunks. " * 12

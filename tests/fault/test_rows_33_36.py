@@ -141,7 +141,7 @@ def test_row_36_a_rank_that_never_arrives(held: Rows) -> None:
         began = time.monotonic()
         response = held.load()
         assert (response.status_code, response.json()["error"]["code"]) == (503, "tp_init_failed")
-        assert time.monotonic() - began < 35.0
+        assert time.monotonic() - began < 50.0  # the aim is 30; two processes start in it
         assert held.state() == "failed"
         nothing_left(held, [])
 
