@@ -10,7 +10,7 @@ from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import GgufFile, open_gguf
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.hf_config import parse_config
-from neuron.kernels.formats.in_situ import FLOATS
+from neuron.kernels.formats.in_situ import FLOATS, effective_quant
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.projector import PREFIX, read_projector, seeing
 from neuron.kernels.formats.safetensors import SafetensorsSet
@@ -53,6 +53,7 @@ def open_model(spec: LoadSpec, team: Team) -> OpenedModel:
             config = seeing(config, opened.metadata, read_projector(tower))
             reader, vision = SeeingReader(opened, tower, team), PREFIX
         factors = reader.vector(ROPE_FREQUENCIES) if config.rope.has_frequency_factors else None
+        quant = quant_type(effective_quant(config, spec.quant))
         return OpenedModel(config, reader, found.tied, Names(config, GGUF, found.prefix), vision, quant, factors)
     if spec.format != SAFETENSORS:
         raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
@@ -62,4 +63,5 @@ def open_model(spec: LoadSpec, team: Team) -> OpenedModel:
     dense = SafetensorsSet.open(spec.files)
     found = check_tensors(config, dense.tensors, SAFETENSORS)
     vision, names = check_vision(config, dense.tensors), Names(config, SAFETENSORS, found.prefix)
+    quant = quant_type(effective_quant(config, spec.quant))
     return OpenedModel(config, SafetensorsReader(dense, team), found.tied, names, vision, quant, None)

@@ -13,7 +13,7 @@ from neuron.kernels.formats.gguf import check_split, merge_parts
 from neuron.kernels.formats.gguf_config import config_from_gguf
 from neuron.kernels.formats.gguf_header import GgufHeader, GgufTensor, Metadata
 from neuron.kernels.formats.hf_config import parse_config
-from neuron.kernels.formats.in_situ import IN_SITU, resident_type
+from neuron.kernels.formats.in_situ import IN_SITU, effective_quant, resident_type
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.projector import read_projector, seeing
 from neuron.kernels.formats.safetensors import FP8, merge_headers
@@ -45,7 +45,10 @@ class _Headers(msgspec.Struct, frozen=True):
 
 
 def describe_gguf(
-    headers: Sequence[GgufHeader], names: Sequence[str], projector: GgufHeader | None = None
+    headers: Sequence[GgufHeader],
+    names: Sequence[str],
+    projector: GgufHeader | None = None,
+    quant: str | None = None,
 ) -> Description:
     """The model in GGUF files `names` (all parts in order), with the vision tower of an mmproj file.
 
@@ -56,14 +59,16 @@ def describe_gguf(
     tensors = merge_parts([header.tensors for header in headers], names)
     config = config_from_gguf(_Headers(headers[0].metadata, tensors))
     check = check_tensors(config, tensors, GGUF)
+    exact = effective_quant(config, quant) == "f32"
     matrices = vectors = embedding = 0
     types: Counter[str] = Counter()
     for name, tensor in tensors.items():
         if name in check.ignored:
             continue
         if len(tensor.shape) > 1:
-            matrices += tensor.nbytes
-            embedding += tensor.nbytes if name.endswith(_EMBEDDINGS) else 0
+            size = math.prod(tensor.shape) * _FLOAT_BYTES if exact else tensor.nbytes
+            matrices += size
+            embedding += size if name.endswith(_EMBEDDINGS) else 0
             types[tensor.ggml_type.name] += tensor.nbytes
         else:
             vectors += tensor.shape[0] * _FLOAT_BYTES
@@ -101,6 +106,7 @@ def describe_dense(
     notes = check_index(index, tensors) if index is not None else ()
     check = check_tensors(config, tensors, SAFETENSORS)
     tower = check_vision(config, tensors)
+    quant = effective_quant(config, quant)
     matrices = vectors = embedding = 0
     types: Counter[str] = Counter()
     used = set()

@@ -22,6 +22,7 @@ from neuron.actors.sources.plan import Plan
 from neuron.kernels.formats.errors import FormatKind
 from neuron.kernels.formats.gguf_header import parse_gguf_header
 from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES
+from neuron.kernels.formats.in_situ import effective_quant
 from neuron.kernels.formats.mapped_file import read_header, read_small
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.safetensors_header import parse_safetensors_header
@@ -146,6 +147,7 @@ def _report(
     chunk_tokens: int,
 ) -> PreflightReport:
     config = description.config
+    exact = effective_quant(config, quant) == "f32"
 
     def budget_of(context: int) -> Budget:
         return make_budget(
@@ -156,7 +158,7 @@ def _report(
             context_length=context,
             ranks=ranks,
             chunk_tokens=chunk_tokens,
-            kv_element_bytes=EXACT_KV_ELEMENT_BYTES if quant == "f32" else KV_ELEMENT_BYTES,
+            kv_element_bytes=EXACT_KV_ELEMENT_BYTES if exact else KV_ELEMENT_BYTES,
             free_bytes=free_bytes,
         )
 

@@ -3,6 +3,8 @@
 
 import math
 
+from neuron.kernels.attention.heads import HEADS, mix_heads, score_heads
+from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.jit import inlined
 from neuron.kernels.quant.memory import load_f32, store_f32
 from neuron.kernels.quant.products import add_scaled_row, dot_row, narrow_row
@@ -10,6 +12,7 @@ from neuron.kernels.quant.vector import add_scaled_f32, exponentials, largest, s
 
 #: Positions whose scores are held at once by one thread, per head of a group.
 TILE = 128
+_BF16 = int(GgmlType.BF16)
 
 
 @inlined
@@ -52,11 +55,47 @@ def attend(q, group, keys, values, first, last, shape, scores, out, out_step):
         store_f32(out + g * out_step, -math.inf)
         for i in range(1, shape.head_dim + 2):
             store_f32(out + g * out_step + 4 * i, 0.0)
+    whole = shape.head_dim % 16 == 0 and shape.kv_kind != _BF16
     for start in range(first, last, TILE):
         count = min(TILE, last - start)
+        if whole:
+            for g in range(0, group, HEADS):
+                query, target = q + g * shape.head_dim * 4, out + g * out_step
+                heads, place = min(HEADS, group - g), start * step
+                attend_heads(heads, query, keys + place, values + place, count, shape, scores, target, out_step)
+            continue
         for g in range(group):
             query = q + g * shape.head_dim * 4
             attend_tile(query, keys + start * step, values + start * step, count, shape, scores, out + g * out_step)
+
+
+@inlined
+def attend_heads(heads, q, keys, values, count, shape, scores, out, out_step):
+    """Add `count` <= TILE positions to the partial results of `heads` <= HEADS neighbouring queries."""
+    dim, kind = shape.head_dim, shape.kv_kind
+    step, line = dim * shape.kv_size, TILE * 4
+    score_heads(kind, heads, q, dim * 4, keys, step, dim, count, shape.scale, scores, line)
+    for g in range(heads):
+        part, mine = out + g * out_step, scores + g * line
+        total = soften(part, part + 8, mine, count, dim)
+        store_f32(part + 4, load_f32(part + 4) + total)
+    mix_heads(kind, heads, scores, line, values, step, dim, count, out + 8, out_step)
+
+
+@inlined
+def soften(part, target, scores, count, dim):
+    """Scores become weights under the new peak, to which the partial result is brought; the sum of the weights."""
+    padded = (count + 15) // 16 * 16
+    for i in range(count, padded):
+        store_f32(scores + 4 * i, -math.inf)
+    peak = load_f32(part)
+    higher = max(peak, largest(scores, padded))
+    if higher > peak:
+        correction = math.exp(peak - higher)
+        scale_by(target, correction, dim)
+        store_f32(part, higher)
+        store_f32(part + 4, load_f32(part + 4) * correction)
+    return exponentials(scores, higher, padded)
 
 
 @inlined
@@ -65,20 +104,12 @@ def attend_tile(q, keys, values, count, shape, scores, out):
     dim, kind = shape.head_dim, shape.kv_kind
     step = dim * shape.kv_size
     target = out + 8
-    padded = (count + 15) // 16 * 16
     for i in range(count):
         store_f32(scores + 4 * i, dot_row(kind, keys + i * step, q, dim) * shape.scale)
-    for i in range(count, padded):
-        store_f32(scores + 4 * i, -math.inf)
-    peak = load_f32(out)
-    higher = max(peak, largest(scores, padded))
-    correction = math.exp(peak - higher)
-    scale_by(target, correction, dim)
-    total = load_f32(out + 4) * correction + exponentials(scores, higher, padded)
+    total = soften(out, target, scores, count, dim)
     for i in range(count):
         add_scaled_row(kind, values + i * step, load_f32(scores + 4 * i), target, dim)
-    store_f32(out, higher)
-    store_f32(out + 4, total)
+    store_f32(out + 4, load_f32(out + 4) + total)
 
 
 @inlined

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from neuron.kernels.attention.heads import HEADS
 from neuron.kernels.attention.step import TILE
 from neuron.kernels.decoder import plan
 from neuron.kernels.decoder.plan import StepBuffers, StepShape
@@ -111,11 +112,11 @@ def build_workspace(config: ModelConfig, weights: DecoderWeights, shape: StepSha
         normed=arena.take("normed", threads * rows * widest * 4),
         quants=arena.take("quants", threads * rows * quants_bytes(widest)),
         scales=arena.take("scales", threads * rows * scales_bytes(widest)),
-        scores=arena.take("scores", threads * TILE * 4),
+        scores=arena.take("scores", threads * HEADS * TILE * 4),
         private_normed=rows * widest * 4,
         private_quants=rows * quants_bytes(widest),
         private_scales=rows * scales_bytes(widest),
-        private_scores=TILE * 4,
+        private_scores=HEADS * TILE * 4,
         normed_step=widest * 4,
         quants_step=quants_bytes(widest),
         scales_step=scales_bytes(widest),

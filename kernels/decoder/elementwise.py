@@ -9,7 +9,7 @@ from neuron.kernels.decoder import plan
 from neuron.kernels.jit import compiled, inlined
 from neuron.kernels.quant.memory import load_i64
 from neuron.kernels.quant.products import expand_row_f32, narrow_row
-from neuron.kernels.quant.vector import add_to, scaled_product, silu_product
+from neuron.kernels.quant.vector import add_to, narrow_f32, scaled_product, silu_product
 
 EMBEDDING, Q_NORM, K_NORM, CACHE_LAYER = plan.EMBEDDING, plan.Q_NORM, plan.K_NORM, plan.CACHE_LAYER
 BFLOAT16 = 30
@@ -41,17 +41,6 @@ def norm(thread, threads, n, x, weight, cols, epsilon, scratch, kind, out):
 
 
 @compiled
-def add(thread, threads, n, source, kind, bias, cols, scratch, x):
-    """float32 x [n, cols] += source (+ bias, address of float32 [cols] or 0)."""
-    mine = scratch + thread * cols * 4
-    for t in range(n * thread // threads, n * (thread + 1) // threads):
-        expand_row_f32(kind, source + t * cols * width(kind), mine, cols)
-        if bias != 0:
-            add_to(bias, mine, cols)
-        add_to(mine, x + t * cols * 4, cols)
-
-
-@compiled
 def silu(thread, threads, n, gate, up, kind, gate_bias, up_bias, cols, scratch, out):
     """out = silu(gate + bias) * (up + bias), all [n, cols]. `scratch`: float32 [threads, 2, cols]."""
     a = scratch + thread * cols * 8
@@ -69,33 +58,25 @@ def silu(thread, threads, n, gate, up, kind, gate_bias, up_bias, cols, scratch, 
 
 
 @compiled
-def split_heads(thread, threads, n, q, k, v, kind, biases, layer, rope, positions, cache, shape, scratch, out):
-    """Bias, norm and rope of q [n, heads * dim] to `out` [heads, n, dim]; of k, and v, into the cache at `positions`.
+def split_heads(thread, threads, n, q, k, v, layer, rope, positions, cache, shape, scratch, kind, out):
+    """Norm and rope of q [n, heads * dim] to `out` [heads, n, dim] of `kind`; of k, and v, into the cache.
 
-    `biases`: addresses of the q, k and v bias, or 0. `scratch`: float32 [threads, dim].
+    q, k, v float32. `positions`: where. `scratch`: float32 [threads, dim].
     """
     dim = shape.head_dim
     mine = scratch + thread * dim * 4
-    size = width(kind)
     at = cache + layer[CACHE_LAYER] * shape.kv_layer_bytes
     for t in range(n * thread // threads, n * (thread + 1) // threads):
         table = rope + t * shape.rotary_dim * 4
         place = load_i64(positions + 8 * t) * dim * shape.kv_size
         for h in range(shape.heads):
-            expand_row_f32(kind, q + (t * shape.heads + h) * dim * size, mine, dim)
-            if biases[0] != 0:
-                add_to(biases[0] + h * dim * 4, mine, dim)
+            narrow_f32(q + (t * shape.heads + h) * dim * 4, mine, dim)
             prepare_head(mine, layer[Q_NORM], table, shape)
-            narrow_row(kind, mine, out + (h * n + t) * dim * size, dim)
+            narrow_row(kind, mine, out + (h * n + t) * dim * width(kind), dim)
         for h in range(shape.kv_heads):
-            source = (t * shape.kv_heads + h) * dim * size
+            source = (t * shape.kv_heads + h) * dim * 4
             row = at + h * shape.kv_head_bytes + place
-            expand_row_f32(kind, k + source, mine, dim)
-            if biases[1] != 0:
-                add_to(biases[1] + h * dim * 4, mine, dim)
+            narrow_f32(k + source, mine, dim)
             prepare_head(mine, layer[K_NORM], table, shape)
             write_row(mine, row, shape)
-            expand_row_f32(kind, v + source, mine, dim)
-            if biases[2] != 0:
-                add_to(biases[2] + h * dim * 4, mine, dim)
-            write_row(mine, row + shape.kv_heads * shape.kv_head_bytes, shape)
+            write_row(v + source, row + shape.kv_heads * shape.kv_head_bytes, shape)

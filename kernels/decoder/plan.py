@@ -55,7 +55,7 @@ class StepBuffers(NamedTuple):
     positions: int
     caches: int
     #: private: normed activations float32 [rows, widest], as int16 [rows, widest], their scales and sums
-    #: [rows, widest / 32, 2], attention scores [TILE]
+    #: [rows, widest / 32, 2], attention scores [HEADS, TILE]
     normed: int
     quants: int
     scales: int

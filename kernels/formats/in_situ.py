@@ -7,6 +7,11 @@ import re
 from collections.abc import Mapping
 
 from neuron.kernels.formats.ggml_types import GgmlType
+from neuron.kernels.formats.model_config import ModelConfig
+
+#: A model of no more weights is kept in float32 unless a load asks for something else: 64 MiB at most, which a step
+#: reads in about 2 ms of one channel of memory, and there is nothing to be gained by rounding.
+SMALL_WEIGHTS = 1 << 24
 
 FLOATS = (GgmlType.F32, GgmlType.F16, GgmlType.BF16)
 
@@ -48,6 +53,11 @@ def in_situ_name(quant: str) -> str | None:
 def is_mixture(quant: str) -> bool:
     """Whether `quant` names a mixture of types, of which only the main one is made."""
     return re.sub(r"[^a-z0-9]", "", quant.lower()) in MIXTURES
+
+
+def effective_quant(config: ModelConfig, quant: str | None) -> str | None:
+    """What a load of `quant` makes of a model's matrices; None keeps them as they are stored."""
+    return "f32" if quant is None and config.matrix_weights <= SMALL_WEIGHTS else quant
 
 
 def resident_type(quant: GgmlType, name: str, cols: int) -> GgmlType | None:

@@ -111,6 +111,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return full * 2 * self.num_kv_heads * self.head_dim
 
     @property
+    def matrix_weights(self) -> int:
+        """Numbers in all matrices; a head that is not said to be tied counts as one of its own."""
+        hidden, linear = self.hidden_size, 0
+        query = self.num_heads * self.head_dim
+        attention = hidden * (query * (3 if self.attn_output_gate else 2) + 2 * self.num_kv_heads * self.head_dim)
+        if self.linear is not None:
+            shape = self.linear
+            values = shape.value_heads * shape.value_dim
+            linear = hidden * (2 * shape.key_heads * shape.key_dim + 3 * values + 2 * shape.value_heads)
+        layers = sum(attention if kind is LayerKind.FULL else linear for kind in self.layer_kinds)
+        tables = 1 if self.tie_word_embeddings else 2
+        return layers + hidden * (3 * self.intermediate_size * self.num_layers + tables * self.vocab_size)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of float32 recurrent and conv state of one sequence."""
         if self.linear is None:

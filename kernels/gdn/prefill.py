@@ -1,49 +1,50 @@
-"""LinearPrefill: many tokens of one sequence through a linear layer, between its matrix products."""
-# mypy: allow-untyped-decorators
+"""LinearPrefill: many tokens of one sequence through a linear layer, between its matrix products.
 
-from typing import Any
+Key heads are dealt out to threads; what a head needs of a chunk of tokens stays in the core's cache from the
+convolution to the gated norm.
+"""
+# mypy: allow-untyped-defs, allow-untyped-decorators
 
-import numpy as np
 import torch
 
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LinearAttentionConfig
-from neuron.kernels.gdn.chunk.cpu import CHUNK, chunked
-from neuron.kernels.gdn.conv_full.cpu import convolve_row, recall, remember
+from neuron.kernels.gdn.chunk.cpu import CHUNK, chunk_rule, copy_rows
 from neuron.kernels.gdn.decode.cpu import gated_norm, normalise
-from neuron.kernels.gdn.gating.cpu import gating, stored_head
-from neuron.kernels.gdn.recurrent.cpu import recurrent
+from neuron.kernels.gdn.gating.cpu import log_decay, stored_head, strength
+from neuron.kernels.gdn.recurrent.cpu import advance
 from neuron.kernels.gdn.state import RecurrentState
-from neuron.kernels.jit import compiled
-from neuron.kernels.quant.products import expand_row_f32, narrow_row
+from neuron.kernels.gdn.vector import conv_rows
+from neuron.kernels.jit import compiled, inlined
+from neuron.kernels.quant.memory import load_f32, store_f32
+from neuron.kernels.quant.products import narrow_row
+from neuron.kernels.quant.rows import EXPAND
 from neuron.kernels.quant.vector import narrow_f32
-from neuron.kernels.threads import Team, barrier
+from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats
 
 _BFLOAT16 = int(GgmlType.BF16)
+_widen_bf16 = EXPAND[GgmlType.BF16, False]
 
 
 class LinearPrefill:
-    """Buffers for `rows` tokens. Below one chunk the recurrence runs, from it on the chunked form."""
+    """Buffers for `rows` tokens. Whole chunks by the chunked form, what is left of a call by the recurrence."""
 
     def __init__(self, linear: LinearAttentionConfig, rows: int, epsilon: float, team: Team, *, exact: bool) -> None:
         self._linear, self._epsilon, self._team = linear, epsilon, team
-        self._kind = int(GgmlType.F32 if exact else GgmlType.BF16)
-        self._rows = rows
-        keys, heads = linear.key_heads, linear.value_heads
-        self._channels = 2 * keys * linear.key_dim + heads * linear.value_dim
-        self._q, self._k = (torch.empty(keys * rows * linear.key_dim) for _ in range(2))
-        self._v, self._o = (torch.empty(heads * rows * linear.value_dim) for _ in range(2))
-        self._g, self._beta = (torch.empty(heads * rows) for _ in range(2))
+        columns = -(-linear.value_dim // 16) * 16
+        ratio, widest = linear.value_heads // linear.key_heads, max(linear.key_dim, columns)
+        inputs = (linear.conv_kernel - 1 + CHUNK) * widest
+        keys, values = 2 * CHUNK * linear.key_dim, 2 * CHUNK * columns
+        states, space = ratio * linear.key_dim * columns, (linear.key_dim + 2 * CHUNK + 1) * CHUNK
+        self._private = -(-(inputs + keys + values + states + space + 2 * CHUNK) // 16) * 16
+        self._scratch = torch.empty(team.threads * self._private)
         dtype = torch.float32 if exact else torch.bfloat16
-        self._out = torch.empty(rows * heads * linear.value_dim, dtype=dtype)
-        private = (linear.conv_kernel + 1) * self._channels
-        self._scratch = torch.empty(team.threads * private)
+        self._out = torch.empty(rows, linear.value_heads * linear.value_dim, dtype=dtype)
 
     @property
     def nbytes(self) -> int:
-        held = (self._q, self._k, self._v, self._o, self._g, self._beta, self._out, self._scratch)
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        return self._scratch.numel() * 4 + self._out.numel() * self._out.element_size()
 
     def run(
         self,
@@ -58,92 +59,141 @@ class LinearPrefill:
     ) -> torch.Tensor:
         """Output [n, Hv V] in the products' type; `state` of linear layer `layer` moves from `position` on by n.
 
-        mixed [n, channels] and z [n, Hv V] in the products' type; a, b float32 [n, Hv].
+        mixed [n, channels], z [n, Hv V] in float32 or bfloat16, rows contiguous; a, b float32 [n, Hv], contiguous.
+        Value heads are in the files' order.
         """
-        linear, team, n = self._linear, self._team, len(mixed)
-        keys, heads = linear.key_heads, linear.value_heads
-        shape = (keys, heads, linear.key_dim, linear.value_dim, linear.conv_kernel, int(linear.tiled_value_heads))
-        q, k, v, o = (tensor.data_ptr() for tensor in (self._q, self._k, self._v, self._o))
-        g, beta, scratch = self._g.data_ptr(), self._beta.data_ptr(), self._scratch.data_ptr()
-        ring, weight = state.ring(layer).ctypes.data, vectors["linear_conv"].ctypes.data
-        team.run(
-            split, team.barrier_state, n, mixed.data_ptr(), self._kind, ring, weight, position, shape, scratch, q, k, v
+        linear, n = self._linear, len(mixed)
+        shape = (linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_kernel)
+        roles = ("linear_conv", "linear_decay", "linear_dt_bias", "linear_norm")
+        out = self._out[:n]
+        self._team.run(
+            mix_prompt,
+            n,
+            _rows(mixed),
+            _rows(z),
+            a.data_ptr(),
+            b.data_ptr(),
+            tuple(vectors[role].ctypes.data for role in roles),
+            state.ring(layer).ctypes.data,
+            state.recurrent(layer).ctypes.data,
+            position,
+            (*shape, int(linear.tiled_value_heads)),
+            self._epsilon,
+            self._scratch.data_ptr(),
+            self._private,
+            _rows(out),
         )
-        decay, bias = (vectors[role].ctypes.data for role in ("linear_decay", "linear_dt_bias"))
-        team.run(gating, n, heads, keys, shape[5], a.data_ptr(), b.data_ptr(), decay, bias, n, g, beta)
-        self._rule(n, state.recurrent(layer))
-        norm = vectors["linear_norm"].ctypes.data
-        out = self._out[: n * heads * linear.value_dim].view(n, -1)
-        team.run(join, n, o, z.data_ptr(), self._kind, norm, self._epsilon, shape, scratch, out.data_ptr())
         return out
 
-    def _rule(self, n: int, states: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-        linear = self._linear
-        keys, heads = linear.key_heads, linear.value_heads
-        whole = n // CHUNK * CHUNK
-        if whole:
-            q, k = (x[: keys * n * linear.key_dim].view(keys, n, -1)[:, :whole] for x in (self._q, self._k))
-            v, o = (x[: heads * n * linear.value_dim].view(heads, n, -1)[:, :whole] for x in (self._v, self._o))
-            g, beta = (x[: heads * n].view(heads, n)[:, :whole] for x in (self._g, self._beta))
-            chunked(q, k, v, g, beta, torch.from_numpy(states), o)
-        if whole < n:
-            self._team.run(
-                recurrent,
-                heads,
-                heads // keys,
-                whole,
-                n,
-                n,
-                self._q.data_ptr(),
-                self._k.data_ptr(),
-                self._v.data_ptr(),
-                self._g.data_ptr(),
-                self._beta.data_ptr(),
-                states.ctypes.data,
-                linear.key_dim,
-                linear.value_dim,
-                self._o.data_ptr(),
-            )
+
+def _rows(matrix: torch.Tensor) -> tuple[int, int, int]:
+    """Address, bytes from row to row, kind."""
+    kind = GgmlType.BF16 if matrix.dtype is torch.bfloat16 else GgmlType.F32
+    return matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), int(kind)
 
 
 @compiled
-def split(thread, threads, state, n, x, kind, ring, weight, position, shape, scratch, q, k, v):  # type: ignore[no-untyped-def]
-    """Convolution, SiLU and norms of x [n, channels]: q, k [Hk, n, K], v [Hv, n, V] in grouped order, float32."""
-    keys, heads, key_width, width, kernel, tiled = shape
-    channels, ratio = 2 * keys * key_width + heads * width, heads // keys
-    step = channels * (2 if kind == _BFLOAT16 else 4)
-    mine = scratch + thread * (kernel + 1) * channels * 4
-    row = mine + kernel * channels * 4
-    first, last = n * thread // threads, n * (thread + 1) // threads
-    recall(first, x, kind, step, ring, position, kernel, channels, mine)
-    for t in range(first, last):
-        convolve_row(t, x, kind, step, weight, position, kernel, channels, mine, row)
-        for head in range(keys):
-            query = row + head * key_width * 4
-            key = query + keys * key_width * 4
-            normalise(query, key_width, key_width**-0.5)
-            normalise(key, key_width, 1.0)
-            place = (head * n + t) * key_width * 4
-            narrow_f32(query, q + place, key_width)
-            narrow_f32(key, k + place, key_width)
-        for head in range(heads):
-            source = row + (2 * keys * key_width + stored_head(head, ratio, keys, tiled) * width) * 4
-            narrow_f32(source, v + (head * n + t) * width * 4, width)
-    barrier(state, threads)
-    if thread == 0:
-        remember(n, x, kind, step, ring, position, kernel, channels)
+def mix_prompt(
+    thread, threads, n, mixed, z, a, b, vectors, ring, states, position, shape, epsilon, scratch, private, out
+):
+    """See LinearPrefill.run; mixed, z and out are (address, bytes from row to row, kind)."""
+    keys, heads, width, value_width, taps, tiled = shape
+    ratio, columns = heads // keys, (value_width + 15) // 16 * 16
+    channels, wide = 2 * keys * width + heads * value_width, columns * 4
+    q = scratch + thread * private * 4
+    k = q + CHUNK * width * 4
+    v = k + CHUNK * width * 4
+    o = v + CHUNK * wide
+    held = o + CHUNK * wide
+    g = held + ratio * width * wide
+    beta = g + CHUNK * 4
+    space = beta + CHUNK * 4
+    inputs = space + (width + 2 * CHUNK + 1) * CHUNK * 4
+    taps_at = (vectors[0], channels * 4, taps)
+    for head in range(thread, keys, threads):
+        for member in range(ratio):
+            state = states + (head * ratio + member) * width * value_width * 4
+            copy_rows(state, value_width * 4, held + member * width * wide, wide, width, value_width)
+        for start in range(0, n, CHUNK):
+            rows = min(CHUNK, n - start)
+            window = (start, rows, position, ring, channels * 4)
+            convolve(window, mixed, taps_at, head * width, width, inputs, q, width * 4)
+            convolve(window, mixed, taps_at, (keys + head) * width, width, inputs, k, width * 4)
+            for t in range(rows):
+                normalise(q + t * width * 4, width, width**-0.5)
+                normalise(k + t * width * 4, width, 1.0)
+            for member in range(ratio):
+                grouped = head * ratio + member
+                stored = stored_head(grouped, ratio, keys, tiled)
+                convolve(window, mixed, taps_at, 2 * keys * width + stored * value_width, value_width, inputs, v, wide)
+                gates(start, rows, heads, stored, a, b, vectors, g, beta)
+                state = held + member * width * wide
+                if rows == CHUNK:
+                    chunk_rule(q, k, v, g, beta, width, columns, space, state, wide, o)
+                else:
+                    for t in range(rows):
+                        decay, power = load_f32(g + 4 * t), load_f32(beta + 4 * t)
+                        key, row = t * width * 4, t * wide
+                        advance(state, q + key, k + key, v + row, decay, power, width, columns, o + row)
+                finish(start, rows, stored, value_width, o, wide, z, vectors[3], epsilon, inputs, out)
+        for member in range(ratio):
+            state = states + (head * ratio + member) * width * value_width * 4
+            copy_rows(held + member * width * wide, wide, state, value_width * 4, width, value_width)
+        remember(n, mixed, position, ring, channels * 4, taps, head * width, width)
+        remember(n, mixed, position, ring, channels * 4, taps, (keys + head) * width, width)
+        for member in range(ratio):
+            stored = stored_head(head * ratio + member, ratio, keys, tiled)
+            first = 2 * keys * width + stored * value_width
+            remember(n, mixed, position, ring, channels * 4, taps, first, value_width)
 
 
-@compiled
-def join(thread, threads, n, o, z, kind, norm, epsilon, shape, scratch, out):  # type: ignore[no-untyped-def]
-    """Gated norm of o [Hv, n, V] (grouped order) with z [n, Hv V] to out [n, Hv V] (the files' order)."""
-    keys, heads, _key_width, width, kernel, tiled = shape
-    channels, ratio = 2 * keys * _key_width + heads * width, heads // keys
-    gate = scratch + thread * (kernel + 1) * channels * 4
+@inlined
+def take_row(matrix, t, first, count, out):
+    """`count` numbers of row t from column `first` on as float32."""
+    address, step, kind = matrix
+    if kind == _BFLOAT16:
+        _widen_bf16(address + t * step + 2 * first, out, count)
+    else:
+        narrow_f32(address + t * step + 4 * first, out, count)
+
+
+@inlined
+def convolve(window, x, taps_at, first, count, inputs, out, out_row):
+    """silu(conv) of some channels of a window of tokens to `out`, of which the ring holds what came before the call."""
+    start, rows, position, ring, ring_row = window
+    weight, weight_row, taps = taps_at
+    for t in range(start - taps + 1, start + rows):
+        place = inputs + (t - start + taps - 1) * count * 4
+        if t >= 0:
+            take_row(x, t, first, count, place)
+        else:
+            narrow_f32(ring + ((position + t) % taps) * ring_row + first * 4, place, count)
+    conv_rows(inputs, count * 4, weight + first * 4, weight_row, taps, rows, count, out, out_row)
+
+
+@inlined
+def remember(n, x, position, ring, ring_row, taps, first, count):
+    """The last inputs of some channels into the sequence's ring."""
+    for t in range(max(0, n - taps), n):
+        take_row(x, t, first, count, ring + ((position + t) % taps) * ring_row + first * 4)
+
+
+@inlined
+def gates(start, rows, heads, stored, a, b, vectors, g, beta):
+    """Log decay and strength of one head's window."""
+    decay, bias = load_f32(vectors[1] + stored * 4), load_f32(vectors[2] + stored * 4)
+    for t in range(rows):
+        place = ((start + t) * heads + stored) * 4
+        store_f32(g + 4 * t, log_decay(load_f32(a + place), decay, bias))
+        store_f32(beta + 4 * t, strength(load_f32(b + place)))
+
+
+@inlined
+def finish(start, rows, stored, width, o, o_row, z, norm, epsilon, spare, out):
+    """Gated norm of one head's window with its part of z, to its part of `out`."""
+    address, step, kind = out
     size = 2 if kind == _BFLOAT16 else 4
-    for t in range(n * thread // threads, n * (thread + 1) // threads):
-        for head in range(heads):
-            place = (t * heads + stored_head(head, ratio, keys, tiled)) * width * size
-            expand_row_f32(kind, z + place, gate, width)
-            gated_norm(o + (head * n + t) * width * 4, gate, norm, width, epsilon, gate)
-            narrow_row(kind, gate, out + place, width)
+    for t in range(rows):
+        take_row(z, start + t, stored * width, width, spare)
+        gated_norm(o + t * o_row, spare, norm, width, epsilon, spare)
+        narrow_row(kind, spare, address + (start + t) * step + stored * width * size, width)

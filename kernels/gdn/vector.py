@@ -9,12 +9,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from neuron.kernels.quant.emit import F32, I64, Emitter
-from neuron.kernels.quant.vector import sigmoid
+from neuron.kernels.quant.emit import F32, I32, I64, Emitter
+from neuron.kernels.quant.vector import exponential, sigmoid
 
 #: Columns of the state that are held in registers at once.
 _COLUMNS = 32
 _LANES = 16
+#: Width of the convolution in every model so far: its taps stay in registers.
+_TAPS = 4
 
 
 def _blocks(e: Emitter, count: ir.Value, width: int, body: Callable[[ir.Value, int], None]) -> None:
@@ -127,3 +129,84 @@ def delta_rule(
 
     whole = [types.int64] * 4 + [types.float32] * 3 + [types.int64] * 3
     return types.void(*whole), codegen
+
+
+@intrinsic
+def fade_row(typingctx: Any, total: Any, row: Any, factor: Any, lower: Any, mixing: Any) -> Any:
+    """Row `row` of a chunk's two matrices times exp(total[row] - total[j]), `lower` times `factor` too.
+
+    Rows of both at their addresses; kept up to the diagonal (`lower`: below it), zero from there to the block of 16.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        e = Emitter(builder)
+        total_at, row_, factor_, lower_at, mixing_at = args
+        here = e.broadcast(e.load(_place(e, total_at, row_), F32, 1, 4), _LANES)
+        wanted = e.broadcast(e.b.trunc(row_, I32), _LANES)
+        lanes = ir.Constant(ir.VectorType(I32, _LANES), [ir.Constant(I32, lane) for lane in range(_LANES)])
+        zero = e.splat(F32, _LANES, 0.0)
+        blocks = e.b.add(e.b.lshr(row_, e.i64(4)), e.i64(1))
+        with cgutils.for_range(e.b, blocks, intp=I64) as loop:
+            first = e.b.shl(loop.index, e.i64(4))
+            column = e.b.add(e.broadcast(e.b.trunc(first, I32), _LANES), lanes)
+            # Above the diagonal the difference is positive and may overflow; those lanes are not taken.
+            fading = exponential(e, e.b.fsub(here, e.load(_place(e, total_at, first), F32, _LANES, 4)))
+            place = _place(e, lower_at, first)
+            value = e.b.fmul(e.b.fmul(e.load(place, F32, _LANES, 4), fading), e.broadcast(factor_, _LANES))
+            e.store(e.b.select(e.b.icmp_signed("<", column, wanted), value, zero), place, 4)
+            place = _place(e, mixing_at, first)
+            value = e.b.fmul(e.load(place, F32, _LANES, 4), fading)
+            e.store(e.b.select(e.b.icmp_signed("<=", column, wanted), value, zero), place, 4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64, types.int64), codegen
+
+
+@intrinsic
+def conv_rows(
+    typingctx: Any,
+    x: Any,
+    x_row: Any,
+    weight: Any,
+    weight_row: Any,
+    taps: Any,
+    rows: Any,
+    count: Any,
+    out: Any,
+    out_row: Any,
+) -> Any:
+    """out[t, c] = silu(sum over j of weight[j, c] * x[t + j, c]) for `rows` x `count` numbers; steps in bytes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        e = Emitter(builder)
+        x_at, x_step, weight_at, weight_step, tap_count, row_count, total, out_at, out_step = args
+
+        def body(index: ir.Value, lanes: int) -> None:
+            source, tap, target = (_place(e, base, index) for base in (x_at, weight_at, out_at))
+            sums = cgutils.alloca_once_value(e.b, e.splat(F32, lanes, 0.0) if lanes > 1 else ir.Constant(F32, 0.0))
+
+            def silu_to(found: ir.Value, t: ir.Value) -> None:
+                e.store(e.b.fmul(found, sigmoid(e, found)), e.b.add(target, e.b.mul(t, out_step)), 4)
+
+            with e.b.if_else(e.b.icmp_unsigned("==", tap_count, e.i64(_TAPS))) as (usual, other):
+                with usual:
+                    held = [e.load(e.b.add(tap, e.b.mul(weight_step, e.i64(j))), F32, lanes, 4) for j in range(_TAPS)]
+                    with cgutils.for_range(e.b, row_count, intp=I64) as loop:
+                        first = e.b.add(source, e.b.mul(loop.index, x_step))
+                        rows_ = [e.load(e.b.add(first, e.b.mul(x_step, e.i64(j))), F32, lanes, 4) for j in range(_TAPS)]
+                        found = e.b.fmul(rows_[0], held[0])
+                        for value, factor in zip(rows_[1:], held[1:], strict=True):
+                            found = e.fma(value, factor, found)
+                        silu_to(found, loop.index)
+                with other, cgutils.for_range(e.b, row_count, intp=I64) as loop:
+                    e.b.store(e.splat(F32, lanes, 0.0) if lanes > 1 else ir.Constant(F32, 0.0), sums)
+                    with cgutils.for_range(e.b, tap_count, intp=I64) as inner:
+                        row = e.b.add(source, e.b.mul(e.b.add(loop.index, inner.index), x_step))
+                        factor = e.load(e.b.add(tap, e.b.mul(inner.index, weight_step)), F32, lanes, 4)
+                        e.b.store(e.fma(e.load(row, F32, lanes, 4), factor, e.b.load(sums)), sums)
+                    silu_to(e.b.load(sums), loop.index)
+
+        _blocks(e, total, _LANES, body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen

@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 
 from neuron.kernels.formats.model_config import LinearAttentionConfig
-from neuron.kernels.gdn.chunk.cpu import CHUNK, chunked
+from neuron.kernels.gdn.chunk.cpu import CHUNK
+from neuron.kernels.gdn.chunk.tensors import chunked
 from neuron.kernels.gdn.gating.naive import SOFTPLUS_LINEAR
 from neuron.kernels.gdn.prefill import LinearPrefill
 from neuron.kernels.gdn.recurrent.naive import L2_EPSILON

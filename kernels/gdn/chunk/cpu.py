@@ -1,55 +1,117 @@
-"""The gated delta rule in chunks, as batched matrix products and one triangular solve. All float32.
+"""The gated delta rule in chunks, compiled: matrix products and one substitution for each head and chunk. All float32.
 
 A solve by substitution and never powers of the matrix, which explode when keys are alike.
 """
+# mypy: allow-untyped-defs, allow-untyped-decorators
 
-import torch
+import math
+
+from neuron.kernels.gdn.vector import fade_row
+from neuron.kernels.jit import compiled, inlined
+from neuron.kernels.quant.memory import load_f32, store_f32
+from neuron.kernels.quant.vector import add_scaled_f32, narrow_f32, scale_by
+from neuron.kernels.tiles import product_f32
 
 CHUNK = 64
+#: Rows that are solved together.
+_BLOCK = 4
 
 
-def chunked(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    """Whole chunks of every head; `state` [Hv, K, V] in place, `out` [Hv, n, V].
+@inlined
+def padded(columns):
+    """Columns of a local row: whole vectors."""
+    return (columns + 15) // 16 * 16
 
-    q, k [Hk, n, K], normalised, q divided by sqrt(K); v [Hv, n, V]; g (log decay), beta [Hv, n]; n a multiple of
-    CHUNK. With c the running sum of g in a chunk and L the unit lower triangle of
-    beta_i exp(c_i - c_j) k_i.k_j: L w = beta exp(c) k, L u = beta v; then for each chunk in turn
-    u -= w S; o = exp(c) q S + (q k^T exp(c_i - c_j)) u; S = exp(c_last) S + (exp(c_last - c) k)^T u
-    (https://arxiv.org/abs/2412.06464, section 3.3).
+
+@inlined
+def chunk_rule(q, k, v, g, beta, width, columns, space, state, state_row, out):
+    """One chunk of one head. float32 by address: q, k [CHUNK, width]; v, out [CHUNK, padded columns]; g, beta [CHUNK].
+
+    `state` [width, columns], rows `state_row` bytes apart and whole vectors, moves on; v is overwritten. q is
+    normalised and divided by sqrt(width). With c the running sum of g and L the unit lower triangle of
+    beta_i exp(c_i - c_j) k_i.k_j: L u = beta (v - exp(c) k S); o = exp(c) q S + (q k^T exp(c_i - c_j)) u;
+    S = exp(c_last) S + (exp(c_last - c) k)^T u (https://arxiv.org/abs/2412.06464, section 3.3).
     """
-    key_heads, n, width = k.shape
-    heads, _, columns = v.shape
-    ratio, count = heads // key_heads, n // CHUNK
-    total = g.reshape(heads, count, CHUNK).cumsum(-1)
-    # Masked before the exponential: differences above the diagonal are positive and overflow.
-    difference = total[..., :, None] - total[..., None, :]
-    future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=g.device).triu_(1)
-    fading = difference.masked_fill_(future, -torch.inf).exp_()
-    keys, queries = (x.reshape(key_heads, 1, count, CHUNK, width) for x in (k, q))
-    grouped = fading.view(key_heads, ratio, count, CHUNK, CHUNK)
-    strength = beta.reshape(key_heads, ratio, count, CHUNK, 1)
-    # The solve reads only what is below the diagonal, and takes the diagonal for ones.
-    lower = (keys @ keys.transpose(-1, -2)) * grouped * strength
-    mixing = (queries @ keys.transpose(-1, -2)) * grouped
-    since = total.view(key_heads, ratio, count, CHUNK, 1).exp()
-    right = torch.cat([keys * (strength * since), v.reshape(key_heads, ratio, count, CHUNK, columns) * strength], -1)
-    solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
-    solved = solved.view(heads, count, CHUNK, width + columns)
-    read = (queries * since).view(heads, count, CHUNK, width)
-    until = (total[..., -1:] - total).exp().view(key_heads, ratio, count, CHUNK, 1)
-    written = (keys * until).view(heads, count, CHUNK, width).transpose(-1, -2)
-    kept = total[..., -1].exp()[..., None, None]
-    mixing = mixing.view(heads, count, CHUNK, CHUNK)
-    result = out.view(heads, count, CHUNK, columns)
-    for c in range(count):
-        update = torch.baddbmm(solved[:, c, :, width:], solved[:, c, :, :width], state, alpha=-1)
-        result[:, c] = torch.baddbmm(read[:, c] @ state, mixing[:, c], update)
-        state.mul_(kept[:, c]).baddbmm_(written[:, c], update)
+    row, key_row, line = columns * 4, width * 4, CHUNK * 4
+    turned = space
+    lower = turned + width * line
+    mixing = lower + CHUNK * line
+    total = mixing + CHUNK * line
+    for i in range(CHUNK):
+        for j in range(width):
+            store_f32(turned + j * line + i * 4, load_f32(k + i * key_row + j * 4))
+    # Columns right of the diagonal's block are never read.
+    for i in range(0, CHUNK, 16):
+        product_f32(16, i + 16, width, k + i * key_row, key_row, 4, turned, line, lower + i * line, line, 1.0, 0.0)
+        product_f32(16, i + 16, width, q + i * key_row, key_row, 4, turned, line, mixing + i * line, line, 1.0, 0.0)
+    running = 0.0
+    for i in range(CHUNK):
+        running += load_f32(g + 4 * i)
+        store_f32(total + 4 * i, running)
+        fade_row(total, i, load_f32(beta + 4 * i), lower + i * line, mixing + i * line)
+    product_f32(CHUNK, columns, width, k, key_row, 4, state, state_row, out, row, 1.0, 0.0)
+    for i in range(CHUNK):
+        strength = load_f32(beta + 4 * i)
+        scale_by(v + i * row, strength, columns)
+        add_scaled_f32(out + i * row, -strength * math.exp(load_f32(total + 4 * i)), v + i * row, columns)
+    substitute(lower, v, columns)
+    product_f32(CHUNK, columns, width, q, key_row, 4, state, state_row, out, row, 1.0, 0.0)
+    last = load_f32(total + 4 * (CHUNK - 1))
+    for i in range(CHUNK):
+        scale_by(out + i * row, math.exp(load_f32(total + 4 * i)), columns)
+    for i in range(0, CHUNK, _BLOCK):
+        product_f32(_BLOCK, columns, i + _BLOCK, mixing + i * line, line, 4, v, row, out + i * row, row, 1.0, 1.0)
+    for i in range(CHUNK):
+        scale_by(v + i * row, math.exp(last - load_f32(total + 4 * i)), columns)
+    product_f32(width, columns, CHUNK, k, 4, key_row, v, row, state, state_row, 1.0, math.exp(last))
+
+
+@inlined
+def substitute(lower, u, columns):
+    """u [CHUNK, columns] becomes the solution of (1 + strict lower triangle) x = u, a block of rows at a time."""
+    row, line = columns * 4, CHUNK * 4
+    for i in range(0, CHUNK, _BLOCK):
+        if i > 0:
+            product_f32(_BLOCK, columns, i, lower + i * line, line, 4, u, row, u + i * row, row, -1.0, 1.0)
+        for r in range(i + 1, i + _BLOCK):
+            for j in range(i, r):
+                add_scaled_f32(u + j * row, -load_f32(lower + r * line + 4 * j), u + r * row, columns)
+
+
+@inlined
+def copy_rows(source, source_row, out, out_row, rows, count):
+    """`rows` rows of `count` float32."""
+    for i in range(rows):
+        narrow_f32(source + i * source_row, out + i * out_row, count)
+
+
+@inlined
+def chunk_space(width, value_width):
+    """Floats of one thread of `chunked`."""
+    columns = (value_width + 15) // 16 * 16
+    return (2 * CHUNK + width) * columns + (width + 2 * CHUNK + 1) * CHUNK
+
+
+@compiled
+def chunked(thread, threads, heads, ratio, whole, stride, q, k, v, g, beta, state, key_width, value_width, space, out):
+    """The first `whole` tokens (a multiple of CHUNK) of every head; arguments as `recurrent`, which does the rest.
+
+    `space`: float32 [threads, chunk_space(key_width, value_width)].
+    """
+    columns = padded(value_width)
+    values = space + thread * chunk_space(key_width, value_width) * 4
+    result = values + CHUNK * columns * 4
+    held = result + CHUNK * columns * 4
+    rest = held + key_width * columns * 4
+    wide, row = columns * 4, value_width * 4
+    for h in range(heads * thread // threads, heads * (thread + 1) // threads):
+        mine = state + h * key_width * row
+        copy_rows(mine, row, held, wide, key_width, value_width)
+        for t in range(0, whole, CHUNK):
+            key = ((h // ratio) * stride + t) * key_width * 4
+            at = h * stride + t
+            copy_rows(v + at * row, row, values, wide, CHUNK, value_width)
+            gates = (g + at * 4, beta + at * 4)
+            chunk_rule(q + key, k + key, values, gates[0], gates[1], key_width, columns, rest, held, wide, result)
+            copy_rows(result, wide, out + at * row, row, CHUNK, value_width)
+        copy_rows(held, wide, mine, row, key_width, value_width)

@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 
 from neuron.actors.daemon import LoadRequest
-from neuron.actors.daemon import LoadRequest
 from neuron.actors.errors import DoesNotFit, IndivisibleHeads, InvalidConfig, TpRequiresSafetensors
-from neuron.actors.loading import Loader, LoadPlan
-from neuron.actors.settings import LimitSettings, Settings
 from neuron.actors.loading import Loader, LoadPlan
 from neuron.actors.settings import LimitSettings, Settings
 from neuron.actors.sources.artifact import Format, ModelArtifact
 from neuron.actors.sources.budget import largest_context, make_budget, workspace_bytes
 from neuron.actors.sources.ids import ModelId
-from neuron.actors.sources.ids import ModelId
 from neuron.actors.sources.preflight import PreflightReport, preflight
+from neuron.kernels.formats import in_situ
 from neuron.kernels.formats.hf_config import parse_config
 from tests.kernels.formats import models
 from tests.kernels.formats.safetensors_files import from_arrays
@@ -102,8 +99,22 @@ def test_in_situ_quantisation_counts(tmp_path: Path) -> None:
     assert exact is not None
     vectors = 5 * 32 * 4
     assert (half.weights_bytes - vectors) * 2 == whole.weights_bytes - vectors
-    assert exact.weights_bytes == whole.weights_bytes
-    assert exact.kv_bytes == 2 * whole.kv_bytes
+    # So small a model is float32 unless something else is asked for.
+    assert exact == whole
+    assert exact.kv_bytes == 2 * half.kv_bytes
+
+
+def test_small_models_count_as_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dense(tmp_path)
+    small = preflight(model).budget
+    weights = parse_config(models.config_json(models.LLAMA)).matrix_weights
+    monkeypatch.setattr(in_situ, "SMALL_WEIGHTS", weights)
+    assert preflight(model).budget == small
+    monkeypatch.setattr(in_situ, "SMALL_WEIGHTS", weights - 1)
+    large = preflight(model).budget
+    assert small is not None
+    assert large is not None
+    assert small.kv_bytes == 2 * large.kv_bytes
 
 
 @pytest.mark.parametrize(("quant", "bits"), [("q8_0", 8.5), ("q4_0", 4.5), ("q4_k", 5.5), ("q6_k", 8.5)])
@@ -115,31 +126,6 @@ def test_in_situ_blocks_count(quant: str, bits: float, tmp_path: Path) -> None:
     assert blocks is not None
     kept = 5 * 32 * 4 + 96 * 32 * 4
     assert (blocks.weights_bytes - kept) / (whole.weights_bytes - kept) == bits / 32
-
-
-def test_a_context_that_nobody_asked_for_shrinks_to_what_fits(tmp_path: Path) -> None:
-    model = dense(tmp_path)
-    needed = preflight(model).budget
-    assert needed is not None
-    short = needed.total_bytes - 100 * needed.kv_bytes_per_token
-    loader = Loader(Settings())
-    plan = LoadPlan(ModelId("local", "org", "name"), LoadRequest(model_id="org/name"), None)
-    assert loader._preflight(model, plan, short).context_length == 412
-    asked = msgspec.structs.replace(plan, spec=LoadRequest(model_id="org/name", max_context=500))
-    with pytest.raises(DoesNotFit):
-        loader._preflight(model, asked, short)
-
-
-def test_the_budget_counts_the_configured_chunk(tmp_path: Path) -> None:
-    model = dense(tmp_path)
-    plan = LoadPlan(ModelId("local", "org", "name"), LoadRequest(model_id="org/name"), None)
-    small, large = (
-        Loader(Settings(limits=LimitSettings(prefill_chunk_tokens=chunk)))._preflight(model, plan, None).budget
-        for chunk in (512, 4096)
-    )
-    assert small is not None
-    assert large is not None
-    assert large.workspace_bytes > small.workspace_bytes
 
 
 def test_a_context_that_nobody_asked_for_shrinks_to_what_fits(tmp_path: Path) -> None:
@@ -227,13 +213,14 @@ def test_no_config(tmp_path: Path) -> None:
         preflight(model)
 
 
-def test_fp8_is_counted_as_bfloat16(tmp_path: Path) -> None:
+def test_fp8_is_counted_as_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = models.dense_arrays(models.LLAMA)
     dtypes = {}
     for name in [name for name, array in arrays.items() if ".mlp." in name]:
         arrays[name + "_scale_inv"] = np.ones((1, 1), dtype=np.float32)
         arrays[name] = np.zeros(arrays[name].shape, dtype=np.uint8)
         dtypes[name] = "F8_E4M3"
+    monkeypatch.setattr(in_situ, "SMALL_WEIGHTS", 0)
     model = dense(tmp_path)
     plain = preflight(model).budget
     model.weight_files[0].write_bytes(from_arrays(arrays, dtypes))

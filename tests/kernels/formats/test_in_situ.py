@@ -2,8 +2,12 @@
 
 import pytest
 
+from neuron.kernels.formats import in_situ
+from neuron.kernels.formats.expected import SAFETENSORS, expected_tensors
 from neuron.kernels.formats.ggml_types import GgmlType
-from neuron.kernels.formats.in_situ import IN_SITU, in_situ_name, is_mixture, resident_type
+from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.in_situ import IN_SITU, effective_quant, in_situ_name, is_mixture, resident_type
+from tests.kernels.formats import models
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -47,3 +51,19 @@ def test_what_is_kept() -> None:
         assert resident_type(GgmlType.BF16, name, 256) is GgmlType.BF16
     for name in ("lm_head.weight", Q, "m.layers.0.linear_attn.in_proj_qkv.weight"):
         assert resident_type(GgmlType.Q8_0, name, 256) is GgmlType.Q8_0
+
+
+@pytest.mark.parametrize("name", models.ALL)
+def test_the_weights_of_a_config_are_those_of_its_matrices(name: str) -> None:
+    config = parse_config(models.config_json(models.ALL[name]))
+    shapes = expected_tensors(config, SAFETENSORS).values()
+    matrices = sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
+    assert config.matrix_weights == matrices
+
+
+def test_a_small_model_is_float32_unless_something_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config(models.config_json(models.LLAMA))
+    assert effective_quant(config, None) == "f32"
+    assert effective_quant(config, "bf16") == "bf16"
+    monkeypatch.setattr(in_situ, "SMALL_WEIGHTS", config.matrix_weights - 1)
+    assert effective_quant(config, None) is None

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
-from neuron.kernels.gdn.chunk.cpu import CHUNK, chunked
+from neuron.kernels.gdn.chunk.cpu import CHUNK, chunk_space, chunked
 from neuron.kernels.gdn.chunk.naive import chunked as chunked_naive
 from neuron.kernels.gdn.conv_full.cpu import conv_full
 from neuron.kernels.gdn.conv_full.naive import conv_full as conv_full_naive
@@ -55,12 +54,13 @@ def run_rule(made: Rule, team: Team, split: int) -> tuple[Floats, Floats]:
         k, v, g, beta = (_by_head(value[part]) for value in (made.k, made.v, made.g, made.beta))
         out = np.full_like(v, np.nan)
         n, whole = q.shape[1], q.shape[1] // CHUNK * CHUNK
-        if whole:
-            a, b, c, d, e = (torch.from_numpy(value)[:, :whole] for value in (q, k, v, g, beta))
-            chunked(a, b, c, d, e, torch.from_numpy(state), torch.from_numpy(out)[:, :whole])
         heads, width, columns = state.shape
         addresses = [value.ctypes.data for value in (q, k, v, g, beta, state)]
         ratio = heads // len(k)
+        if whole:
+            space = np.full((team.threads, chunk_space(width, columns)), np.nan, np.float32)
+            shape = (width, columns, space.ctypes.data, out.ctypes.data)
+            team.run(chunked, heads, ratio, whole, n, *addresses, *shape)
         team.run(recurrent, heads, ratio, whole, n, n, *addresses, width, columns, out.ctypes.data)
         parts.append(np.swapaxes(out, 0, 1))
     return np.concatenate(parts), state
