@@ -78,6 +78,8 @@ class _Sums:
     def add(self, base: ir.Value, first: ir.Value, count: int) -> None:
         """`count` blocks at `base`, whose weights begin at column `first`."""
         e, run = self._e, Run(base, self._size, count)
+        if count * self._width == RUN:
+            e.prefetch(base, count * self._size)
         scales, picked = self._by_pairs(run, first) if self._rows.pairs else self._by_sixteens(run, first)
         activations = e.b.add(self._q, e.b.shl(first, e.i64(1)))
         for chunk in range(-(-count * self._width // CHUNK)):
