@@ -80,7 +80,8 @@ class DeviceSet:
         return tuple(sorted(best[:ranks], key=named.index))
 
     def _preference(self, device_id: str, residents: Mapping[str, int]) -> tuple[float, int]:
-        """Without a figure no process of ours has told one: nothing of ours is on it."""
-        info = self.get(device_id).info()
-        free = info.vram_free_mb if has_memory_figure(info) else math.inf
+        """Without a figure no process of ours has told one: nothing of ours is on it. CPU devices have none."""
+        free = math.inf
+        if device_id.startswith("cuda") and has_memory_figure(info := self.get(device_id).info()):
+            free = info.vram_free_mb
         return -free, residents.get(device_id, 0)

@@ -71,6 +71,8 @@ def test_cpu_devices_without_models_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert held.choose(1, None, {"cpu": 3}) == ("cpu",)
     assert held.choose(2, None, {}) == ("cpu", "cpu:1")
     assert held.choose(2, None, {"cpu": 1, "cpu:2": 1}) == ("cpu:1", "cpu:3")
+    # Looking for them makes none of them.
+    assert [info.id for info in held.infos()] == ["cpu"]
 
 
 def test_the_first_of_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> None:
