@@ -46,7 +46,7 @@ def test_the_compiled_engine_says_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernels", [Kernels.COMPILED, Kernels.TENSORS])
 def test_bfloat16_weights_keep_a_float32_residual_and_state(kernels: Kernels, tmp_path: Path) -> None:
     rows = wanted(make(tmp_path, "hybrid", dtype=torch.bfloat16), some_ids(100))
-    model = load(tmp_path, quant=None, options=EngineOptions(kernels))
+    model = load(tmp_path, quant="bf16", options=EngineOptions(kernels))
     assert "products bfloat16" in model.summary
     assert model.memory.state == 4 * (8 * 16 * 24 + (2 * 2 * 16 + 8 * 24) * 4)
     for chunk in (100, 7):
@@ -66,14 +66,14 @@ def test_bfloat16_made_float32_is_exact(tmp_path: Path) -> None:
 
 def test_few_rows_on_a_cpu_are_rounded_nowhere_but_in_the_cache(tmp_path: Path) -> None:
     rows = wanted(make(tmp_path, "hybrid", dtype=torch.bfloat16), some_ids(100))
-    model = load(tmp_path, quant=None)
+    model = load(tmp_path, quant="bf16")
     np.testing.assert_allclose(run(model, some_ids(100), 7), rows[-1], atol=2e-2, rtol=0)
     model.close()
 
 
 def test_float16_weights_become_the_products_type(tmp_path: Path) -> None:
     rows = wanted(make(tmp_path, "llama", dtype=torch.float16), some_ids(20))
-    model = load(tmp_path, quant=None)
+    model = load(tmp_path, quant="f16")
     assert relative(run(model, some_ids(20), 20), rows[-1]) < 4e-2
     model.close()
 
@@ -99,9 +99,9 @@ def test_matrices_of_one_input_lie_together_once(name: str, groups: Any, tmp_pat
 def test_no_second_copy_is_held_while_weights_are_read(tmp_path: Path) -> None:
     """The most that arrays take during a load is the model and about its largest matrix."""
     make(tmp_path, "llama", dtype=torch.bfloat16, hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
-    load(tmp_path, quant=None).close()  # what libraries keep for themselves comes before
+    load(tmp_path, quant="bf16").close()  # what libraries keep for themselves comes before
     tracemalloc.start()
-    model = load(tmp_path, quant=None)
+    model = load(tmp_path, quant="bf16")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     largest = 1024 * 256 * 2
