@@ -12,17 +12,18 @@ from neuron.kernels.quant import quantise_supers as supers
 from neuron.kernels.quant.products import narrow_matrix
 from neuron.kernels.threads import Team
 
-_BLOCKS: Mapping[GgmlType, Callable[..., Any]] = {
-    GgmlType.Q4_0: blocks.quantise_q4_0,
-    GgmlType.Q4_1: blocks.quantise_q4_1,
-    GgmlType.Q5_0: blocks.quantise_q5_0,
-    GgmlType.Q5_1: blocks.quantise_q5_1,
-    GgmlType.Q8_0: blocks.quantise_q8_0,
-    GgmlType.Q2_K: supers.quantise_q2_k,
-    GgmlType.Q3_K: supers.quantise_q3_k,
-    GgmlType.Q4_K: supers.quantise_q4_k,
-    GgmlType.Q5_K: supers.quantise_q5_k,
-    GgmlType.Q6_K: supers.quantise_q6_k,
+#: The function of each type, and what it takes beside the weights.
+_BLOCKS: Mapping[GgmlType, tuple[Callable[..., Any], tuple[float, ...]]] = {
+    GgmlType.Q4_0: (blocks.quantise_signed, (18, 8)),
+    GgmlType.Q4_1: (blocks.quantise_offset, (20, 15)),
+    GgmlType.Q5_0: (blocks.quantise_signed, (22, 16)),
+    GgmlType.Q5_1: (blocks.quantise_offset, (24, 31)),
+    GgmlType.Q8_0: (blocks.quantise_q8_0, ()),
+    GgmlType.Q2_K: (supers.quantise_q2_k, ()),
+    GgmlType.Q3_K: (supers.quantise_q3_k, ()),
+    GgmlType.Q4_K: (supers.quantise_offset, (144, 15, -1.0, 20)),
+    GgmlType.Q5_K: (supers.quantise_offset, (176, 31, -0.5, 15)),
+    GgmlType.Q6_K: (supers.quantise_q6_k, ()),
 }
 
 
@@ -33,10 +34,10 @@ def quantise_into(kind: GgmlType, values: npt.NDArray[np.float32], out: npt.NDAr
     too large for float16 scales (always 0 for the float types).
     """
     rows, cols = values.shape
-    function = _BLOCKS.get(kind)
-    if function is None:
+    if kind not in _BLOCKS:
         team.run(narrow_matrix, int(kind), values.ctypes.data, rows, cols, out.ctypes.data, kind.nbytes(cols))
         return 0
+    function, given = _BLOCKS[kind]
     bad = np.zeros(team.threads, dtype=np.int64)
-    team.run(function, values, out, bad)
+    team.run(function, values, out, bad, *given)
     return int(bad.sum())

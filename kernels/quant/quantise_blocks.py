@@ -1,8 +1,9 @@
 """float32 rows to the GGML blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Called through kernels.quant.quantise.
 
 Levels, scales and roundings are those of the `gguf` package, so that both make the same bytes. All functions take
-(thread, threads, x float32 [rows, cols], out uint8 [rows, row bytes], bad int64 [threads]) and do one thread's share
-of the rows; `bad` counts blocks whose weights are not finite or too large for a float16 scale.
+(thread, threads, x float32 [rows, cols], out uint8 [rows, row bytes], bad int64 [threads]), then what tells types
+apart, and do one thread's share of the rows; `bad` counts blocks whose weights are not finite or too large for a
+float16 scale.
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators
 
@@ -89,53 +90,33 @@ def _put_fifth_bits(row, at, levels):
 
 
 @compiled
-def quantise_q4_0(thread, threads, x, out, bad):
+def quantise_signed(thread, threads, x, out, bad, size, middle):
+    """Q4_0 and Q5_0, `size` bytes a block: levels less `middle`, 8 or 16."""
     rows, cols = x.shape
     levels = np.empty(32, dtype=np.int64)
     for r in range(rows * thread // threads, rows * (thread + 1) // threads):
         for block in range(cols // 32):
-            d = _signed_levels(x[r], 32 * block, 8, levels)
-            bad[thread] += put_half(out[r], 18 * block, half_bits(d))
-            _put_nibbles(out[r], 18 * block + 2, levels)
+            at = size * block
+            d = _signed_levels(x[r], 32 * block, middle, levels)
+            bad[thread] += put_half(out[r], at, half_bits(d))
+            if middle == 16:
+                _put_fifth_bits(out[r], at + 2, levels)
+            _put_nibbles(out[r], at + size - 16, levels)
 
 
 @compiled
-def quantise_q4_1(thread, threads, x, out, bad):
+def quantise_offset(thread, threads, x, out, bad, size, top):
+    """Q4_1 and Q5_1, `size` bytes a block: levels 0..`top`, 15 or 31, above a least value."""
     rows, cols = x.shape
     levels = np.empty(32, dtype=np.int64)
     for r in range(rows * thread // threads, rows * (thread + 1) // threads):
         for block in range(cols // 32):
-            d, least = _offset_levels(x[r], 32 * block, 15, levels)
-            bad[thread] += put_half(out[r], 20 * block, half_bits(d)) | put_half(
-                out[r], 20 * block + 2, half_bits(least)
-            )
-            _put_nibbles(out[r], 20 * block + 4, levels)
-
-
-@compiled
-def quantise_q5_0(thread, threads, x, out, bad):
-    rows, cols = x.shape
-    levels = np.empty(32, dtype=np.int64)
-    for r in range(rows * thread // threads, rows * (thread + 1) // threads):
-        for block in range(cols // 32):
-            d = _signed_levels(x[r], 32 * block, 16, levels)
-            bad[thread] += put_half(out[r], 22 * block, half_bits(d))
-            _put_fifth_bits(out[r], 22 * block + 2, levels)
-            _put_nibbles(out[r], 22 * block + 6, levels)
-
-
-@compiled
-def quantise_q5_1(thread, threads, x, out, bad):
-    rows, cols = x.shape
-    levels = np.empty(32, dtype=np.int64)
-    for r in range(rows * thread // threads, rows * (thread + 1) // threads):
-        for block in range(cols // 32):
-            d, least = _offset_levels(x[r], 32 * block, 31, levels)
-            bad[thread] += put_half(out[r], 24 * block, half_bits(d)) | put_half(
-                out[r], 24 * block + 2, half_bits(least)
-            )
-            _put_fifth_bits(out[r], 24 * block + 4, levels)
-            _put_nibbles(out[r], 24 * block + 8, levels)
+            at = size * block
+            d, least = _offset_levels(x[r], 32 * block, top, levels)
+            bad[thread] += put_half(out[r], at, half_bits(d)) | put_half(out[r], at + 2, half_bits(least))
+            if top == 31:
+                _put_fifth_bits(out[r], at + 4, levels)
+            _put_nibbles(out[r], at + size - 16, levels)
 
 
 @compiled

@@ -180,33 +180,20 @@ def quantise_q3_k(thread, threads, x, out, bad):
 
 
 @compiled
-def quantise_q4_k(thread, threads, x, out, bad):
+def quantise_offset(thread, threads, x, out, bad, size, top, first, steps):
+    """Q4_K and Q5_K, `size` bytes a superblock: levels 0..`top`, 15 or 31. `first`, `steps`: see fit_offset."""
     rows, cols = x.shape
     scratch = _scratch()
     small, small_offsets, levels = scratch[4], scratch[5], scratch[6]
     for r in range(rows * thread // threads, rows * (thread + 1) // threads):
         for block in range(cols // 256):
-            at = 144 * block
-            d, least = _offset_levels(x[r], 256 * block, 8, np.float32(15), np.float32(63), -1.0, 20, scratch)
+            at = size * block
+            d, least = _offset_levels(x[r], 256 * block, 8, np.float32(top), np.float32(63), first, steps, scratch)
             broken = put_half(out[r], at, d) | put_half(out[r], at + 2, least)
             _put_six_bit_pairs(out[r], at + 4, small, small_offsets)
-            _put_nibbles(out[r], at + 16, levels)
-            bad[thread] += broken if _finite(x[r], 256 * block) else 1
-
-
-@compiled
-def quantise_q5_k(thread, threads, x, out, bad):
-    rows, cols = x.shape
-    scratch = _scratch()
-    small, small_offsets, levels = scratch[4], scratch[5], scratch[6]
-    for r in range(rows * thread // threads, rows * (thread + 1) // threads):
-        for block in range(cols // 256):
-            at = 176 * block
-            d, least = _offset_levels(x[r], 256 * block, 8, np.float32(31), np.float32(63), -0.5, 15, scratch)
-            broken = put_half(out[r], at, d) | put_half(out[r], at + 2, least)
-            _put_six_bit_pairs(out[r], at + 4, small, small_offsets)
-            _put_one_bit(out[r], at + 16, levels, 4)
-            _put_nibbles(out[r], at + 48, levels)
+            if top == 31:
+                _put_one_bit(out[r], at + 16, levels, 4)
+            _put_nibbles(out[r], at + size - 128, levels)
             bad[thread] += broken if _finite(x[r], 256 * block) else 1
 
 
