@@ -12,16 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
     import torch
 
 _RANK_BYTES = 4
 _RETRY_SECONDS = 0.02
 _LONGEST_ADDRESS = 100
-Bytes = npt.NDArray[np.uint8]
 
 
 class RankGoneError(RuntimeError):
@@ -91,7 +87,7 @@ class Star:
             raise RankGoneError from error
 
     def _receive(self, rank: int, tensor: "torch.Tensor") -> None:
-        view = memoryview(_bytes_of(tensor))
+        view = _bytes_of(tensor)
         try:
             while view:
                 count = self._peers[rank].recv_into(view, len(view), socket.MSG_WAITALL)
@@ -102,11 +98,11 @@ class Star:
             raise RankGoneError from error
 
 
-def _bytes_of(tensor: "torch.Tensor") -> Bytes:
+def _bytes_of(tensor: "torch.Tensor") -> memoryview:
+    """The tensor's own memory."""
     import torch
 
-    view: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return view
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 @contextlib.contextmanager
