@@ -7,7 +7,7 @@ import torch
 
 from neuron.kernels.cuda import kernel, launch
 from neuron.kernels.gdn.chunk import cuda as chunk
-from neuron.kernels.gdn.chunk.cpu import chunked
+from neuron.kernels.gdn.chunk.tensors import chunked
 from neuron.kernels.gdn.decode import cuda as decode
 from neuron.kernels.gdn.recurrent import cuda as recurrent
 from ops.gpu_check.context import Context
