@@ -6,13 +6,11 @@ from datetime import UTC, datetime
 
 from neuron.actors.daemon import PoisonRecord
 from neuron.actors.device.job_table import ErrorFactory
-from neuron.actors.device.jobs import Fault
+from neuron.actors.device.jobs import ECHOES, Fault
 from neuron.actors.device.replies import error_from_fault
 from neuron.runtime.errors import NeuronError, ProtocolError, ShuttingDown, WorkerDied, WorkerUnresponsive
 
 _CLASS = re.compile(r"^[A-Za-z_]\w*: ")
-#: Rules of the fault table for what a rank sees when a peer is gone.
-_ECHOES = ("gloo_", "nccl_", "peer_lost")
 _PLACE = re.compile(r"\S*/\S*|0x[0-9a-fA-F]+")
 
 
@@ -54,7 +52,7 @@ def device_fault(fault: Fault) -> Death:
         fault.code,
         fault.phase,
         crash=fault.name not in ("device_unavailable", "unsupported_device"),
-        echo=fault.reason.startswith(_ECHOES),
+        echo=fault.reason.startswith(ECHOES),
     )
 
 

@@ -11,6 +11,10 @@ import msgspec
 PROTOCOL_VERSION = 2
 PEER_FAILED = "peer_failed"
 """`reason` of a Fault that only says that another rank of the group could not begin the job."""
+PEER_DIVERGED = "peer_diverged"
+"""`reason` of a Fault that only says that another rank was given, or holds, something else."""
+ECHOES = ("gloo_", "nccl_", "peer_")
+"""How a `reason` begins that tells what a rank saw of another one, which knows more."""
 
 ArchHandle = NewType("ArchHandle", int)
 """Names a model inside one device process; chosen by the daemon, never reused."""

@@ -41,6 +41,8 @@ _TEXTS = {
     "insufficient_vram": "There is not enough device memory for this request right now.",
     "device_unavailable": "The device cannot be used.",
     "device_unhealthy": "The device is unhealthy.",
+    "tp_init_failed": "The processes of the model's group did not find each other.",
+    "tp_divergence": "The ranks of the model's group disagree.",
     "insufficient_shm": "There is not enough shared memory.",
     "protocol_error": "The device process sent something that cannot be trusted.",
     "unsupported": "The device process does not support this operation.",

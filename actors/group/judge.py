@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from neuron.actors.device import jobs
-from neuron.actors.device.jobs import PEER_FAILED, Fault, Job, Reply
+from neuron.actors.device.jobs import ECHOES, PEER_FAILED, Fault, Job, Reply
 
 #: Jobs whose number is bytes of each rank's own memory: the group's is the sum.
 _SUMMED = (jobs.SaveRows, jobs.SaveState, jobs.DropBlocks)
@@ -37,7 +37,9 @@ def judge(job: Job, answers: Sequence[Reply]) -> Reply | Divergence:
 
 def _rank_of_fault(fault: Fault) -> int:
     """A cause before an echo of it."""
-    return (fault.reason == PEER_FAILED) + 2 * fault.reason.startswith(("gloo_", "nccl_", "peer_lost"))
+    if fault.reason == PEER_FAILED:
+        return 1
+    return 2 if fault.reason.startswith(ECHOES) else 0
 
 
 def _difference(job: Job, first: Reply, other: Reply) -> str | None:

@@ -24,7 +24,11 @@ class PeerFailedError(Exception):
 
 
 class DivergenceError(Exception):
-    """The ranks of the group were given, or hold, different things."""
+    """The ranks of the group were given, or hold, different things. `own`: this rank is the one that differs."""
+
+    def __init__(self, text: str, *, own: bool = False) -> None:
+        super().__init__(text)
+        self.own = own
 
 
 class JoinError(Exception):
@@ -78,7 +82,8 @@ class Concord:
         if verdict.status is Status.FAILED:
             raise PeerFailedError(f"rank {verdict.number} could not begin the job")
         if verdict.status is Status.DIVERGED:
-            raise DivergenceError(f"rank {verdict.number} was given another job than rank 0")
+            own = verdict.number == self.rank
+            raise DivergenceError(f"rank {verdict.number} was given another job than rank 0", own=own)
 
     def fail(self) -> None:
         """In place of `agree`: this rank cannot begin the job. Waits for nobody."""

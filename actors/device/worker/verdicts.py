@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neuron.actors.device.jobs import PEER_FAILED, Fault
+from neuron.actors.device.jobs import PEER_DIVERGED, PEER_FAILED, Fault
 from neuron.actors.device.worker.classify import Classified, NanLogitsError, RequestFault, classify, describe
 from neuron.actors.device.worker.concord import DivergenceError, JoinError, PeerFailedError
 from neuron.actors.device.worker.fault_table import Verdict
@@ -42,7 +42,8 @@ def examine(error: BaseException) -> Failure:
     if isinstance(error, PeerFailedError):
         return Failure(Classified(Verdict.HOST, PEER_FAILED), "", message)
     if isinstance(error, DivergenceError):
-        return Failure(Classified(Verdict.GROUP, "tp_divergence"), "tp_divergence", message)
+        rule = "tp_divergence" if error.own else PEER_DIVERGED
+        return Failure(Classified(Verdict.GROUP, rule), "tp_divergence", message)
     if isinstance(error, NanLogitsError):
         return Failure(Classified(Verdict.HOST, "nan_logits"), "nan_logits", message, kind="nan")
     if isinstance(error, NeuronError):
