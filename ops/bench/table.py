@@ -3,7 +3,7 @@ fractions of what the machine can do. One Markdown table."""
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -76,21 +76,20 @@ def rows(
     rounds: int,
     machine: Machine,
     chosen: tuple[int, int] = IDS,
-) -> list[str]:
-    """Lines of the table of one file; token ids are from `chosen`."""
-    lines = ["| work | " + " | ".join(engine.name for engine in engines) + " | ratio | of the machine |"]
-    lines.append("| --- " * (len(engines) + 3) + "|")
+) -> Iterator[str]:
+    """Lines of the table of one file, as they are found; token ids are from `chosen`."""
+    yield "| work | " + " | ".join(engine.name for engine in engines) + " | ratio | of the machine |"
+    yield "| --- " * (len(engines) + 3) + "|"
     decoded = 0
     for length in sorted({*lengths, depth} - {0}):
         times = alternate(engines, length, tokens, rounds, chosen)
         if length in lengths:
             prefill = [median(found.prefill) / length for found in times]
-            lines.append(_line(f"prefill {length}", prefill, work.flops / machine.matrix_rate))
+            yield _line(f"prefill {length}", prefill, work.flops / machine.matrix_rate)
         if length == depth or (not decoded and length in lengths):
             decode = [median(found.decode) for found in times]
-            lines.append(_line(f"decode at {length}", decode, work.nbytes / machine.bandwidth))
+            yield _line(f"decode at {length}", decode, work.nbytes / machine.bandwidth)
             decoded += 1
-    return lines
 
 
 def _line(name: str, seconds: Sequence[float], least: float) -> str:

@@ -26,7 +26,7 @@ def test_each_prompt_and_the_depth_get_their_lines(tmp_path: Path) -> None:
     assert work.flops == (work.nbytes - embedding) // 2
     engine = Neuron(path, 128, 1)
     machine = Machine(1, 1e9, 1e9)
-    lines = table.rows([engine, engine], work, [20, 40], 60, 2, 1, machine, (3, BASE["vocab_size"]))
+    lines = list(table.rows([engine, engine], work, [20, 40], 60, 2, 1, machine, (3, BASE["vocab_size"])))
     engine.close()
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert names == ["prefill 20", "decode at 20", "prefill 40", "decode at 60"]
