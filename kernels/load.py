@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from neuron.kernels.attention.rope import build_rope
 from neuron.kernels.decoder.buffers import STEP_ROWS, build_workspace, step_shape
@@ -18,11 +18,11 @@ from neuron.kernels.formats.model_config import LayerKind, ModelConfig
 from neuron.kernels.opened import OpenedModel, open_model
 from neuron.kernels.progress import reported
 from neuron.kernels.threads import Team, default_threads
-from neuron.kernels.vision.model import VisionModel
-from neuron.kernels.vision.tower import VisionTower
-from neuron.kernels.vision.weights import load_tower_weights
 from neuron.kernels.weights.matrix import Floats
 from neuron.kernels.weights.reader import WeightReader
+
+if TYPE_CHECKING:
+    from neuron.kernels.vision.tower import VisionTower
 
 
 def load_model(
@@ -36,7 +36,8 @@ def load_model(
     """Check, read and build the model of `spec`, or one rank's part of it, on `device` ("cpu", "cpu:N", "cuda:N").
 
     One CPU runs the compiled engine; a GPU, and the ranks of a `group`, the layered one. All ranks load at once: the
-    warm-up at the end takes part in collectives. Nothing of the files stays mapped. Raises formats.errors.FormatError
+    warm-up at the end takes part in collectives. torch, which takes 190 MB, is imported only where it computes. Nothing
+    of the files stays mapped. Raises formats.errors.FormatError
     (damaged or unknown files, before weights are read) and kernels.errors.LoadError (what cannot be run here).
     """
     kind = device.partition(":")[0]
@@ -45,12 +46,14 @@ def load_model(
     # The ranks of a group share the host's cores, to compute or to quantise.
     team = Team(threads or max(1, default_threads() // spec.world_size))
     try:
-        torch.set_num_threads(team.threads)
         opened = open_model(spec, team)
         if kind == "cpu" and spec.world_size == 1 and group is None:
             return _load_compiled(spec, opened, team, progress)
+        import torch
+
         from neuron.kernels.layered.load import load_layered
 
+        torch.set_num_threads(team.threads)
         return load_layered(spec, opened, torch.device(device if kind == "cuda" else "cpu"), team, progress, group)
     except BaseException:
         team.close()
@@ -62,7 +65,7 @@ def _load_compiled(spec: LoadSpec, opened: OpenedModel, team: Team, progress: Re
     weights = load_weights(config, reader, names, tied, quant, lambda done: progress("read", done))
     # Rounding to bfloat16 would lose more than it saves where every matrix is in float32, stored or converted.
     exact = all(matrix.kind is GgmlType.F32 for layer in weights.layers for matrix in layer.matrices.values())
-    tower = None if vision is None else _tower(config, reader, vision, exact, lambda done: progress("read", done))
+    tower = None if vision is None else _tower(config, reader, vision, exact, team, lambda done: progress("read", done))
     model = build_model(config, weights, team, spec.max_context, exact=exact, rope_factors=factors, tower=tower)
     with reported(progress):
         warm_up(model)
@@ -70,9 +73,15 @@ def _load_compiled(spec: LoadSpec, opened: OpenedModel, team: Team, progress: Re
 
 
 def _tower(
-    config: ModelConfig, reader: WeightReader, prefix: str, exact: bool, report: Callable[[float], None]
-) -> VisionTower:
+    config: ModelConfig, reader: WeightReader, prefix: str, exact: bool, team: Team, report: Callable[[float], None]
+) -> "VisionTower":
+    import torch
+
+    from neuron.kernels.vision.tower import VisionTower
+    from neuron.kernels.vision.weights import load_tower_weights
+
     assert config.vision is not None
+    torch.set_num_threads(team.threads)
     dtype = torch.float32 if exact else torch.bfloat16
     return VisionTower(config.vision, load_tower_weights(config.vision, reader, prefix, dtype, report))
 
@@ -85,7 +94,7 @@ def build_model(
     *,
     exact: bool = False,
     rope_factors: Floats | None = None,
-    tower: VisionTower | None = None,
+    tower: "VisionTower | None" = None,
 ) -> DecoderModel:
     """A model of weights that are in memory. `exact`: float32 products and cache. The model owns `team` from here."""
     kv_kind = GgmlType.F32 if exact else GgmlType.F16
@@ -95,7 +104,11 @@ def build_model(
     prefill = Prefill(config, weights, workspace, team, exact=exact)
     rope = build_rope(config.rope, config.max_position, rope_factors)
     summary = _summary(config, context, kv_kind, team)
-    model = DecoderModel if tower is None else partial(VisionModel, tower)
+    model: Callable[..., DecoderModel] = DecoderModel
+    if tower is not None:
+        from neuron.kernels.vision.model import VisionModel
+
+        model = partial(VisionModel, tower)
     return model(config, weights, workspace, prefill, rope, team, context, kv_kind, summary)
 
 

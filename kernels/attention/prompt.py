@@ -2,13 +2,14 @@
 
 from typing import Protocol
 
-import torch
+import numpy as np
 
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.flash import flash, padded, private_bytes, shared_bytes
-from neuron.kernels.attention.prefill import attend
 from neuron.kernels.decoder.plan import StepShape
+from neuron.kernels.decoder.products import Activations, tensor
 from neuron.kernels.threads import Team
+from neuron.kernels.weights.matrix import Floats
 
 
 class PromptAttention(Protocol):
@@ -17,12 +18,12 @@ class PromptAttention(Protocol):
 
     def run(
         self,
-        query: torch.Tensor,
+        query: Activations,
         cache: KvCache,
         layer: int,
-        spare: torch.Tensor,
-        gate: torch.Tensor | None,
-        out: torch.Tensor,
+        spare: Floats,
+        gate: Floats | None,
+        out: Activations,
     ) -> None:
         """query [heads, n, head_dim] at the cache's length and on, whose rows are written already, to `out` [n, heads *
         head_dim], times the sigmoid of `gate` float32 of its shape. `spare`: float32 [n, heads, padded head_dim].
@@ -36,36 +37,36 @@ class CompiledAttention:
         self._shape, self._team, self._exact = shape, team, int(exact)
         self._private = private_bytes(shape.head_dim, exact=exact)
         shared = shared_bytes(shape.kv_heads, shape.head_dim, exact=exact)
-        self._unpacked = torch.empty(shared, dtype=torch.uint8)
-        self._scratch = torch.empty(team.threads * self._private, dtype=torch.uint8)
-        self._marks = torch.empty(shape.heads * rows * 2)
+        self._unpacked = np.empty(shared, dtype=np.uint8)
+        self._scratch = np.empty(team.threads * self._private, dtype=np.uint8)
+        self._marks = np.empty(shape.heads * rows * 2, dtype=np.float32)
 
     @property
     def nbytes(self) -> int:
-        return self._unpacked.numel() + self._scratch.numel() + self._marks.numel() * 4
+        return self._unpacked.nbytes + self._scratch.nbytes + self._marks.nbytes
 
     def run(
         self,
-        query: torch.Tensor,
+        query: Activations,
         cache: KvCache,
         layer: int,
-        spare: torch.Tensor,
-        gate: torch.Tensor | None,
-        out: torch.Tensor,
+        spare: Floats,
+        gate: Floats | None,
+        out: Activations,
     ) -> None:
-        unpacked, scratch, marks = (held.data_ptr() for held in (self._unpacked, self._scratch, self._marks))
+        unpacked, scratch, marks = (held.ctypes.data for held in (self._unpacked, self._scratch, self._marks))
         self._team.run(
             flash,
             query.shape[1],
             cache.length,
             self._exact,
-            query.data_ptr(),
+            query.ctypes.data,
             cache.address + layer * cache.layer_bytes,
             self._shape,
-            (self._team.barrier_state, unpacked, scratch, self._private, spare.data_ptr(), marks),
-            0 if gate is None else gate.data_ptr(),
-            out.data_ptr(),
-            out.stride(0) * out.element_size(),
+            (self._team.barrier_state, unpacked, scratch, self._private, spare.ctypes.data, marks),
+            0 if gate is None else gate.ctypes.data,
+            out.ctypes.data,
+            out.strides[0],
         )
 
 
@@ -81,15 +82,20 @@ class LibraryAttention:
 
     def run(
         self,
-        query: torch.Tensor,
+        query: Activations,
         cache: KvCache,
         layer: int,
-        spare: torch.Tensor,
-        gate: torch.Tensor | None,
-        out: torch.Tensor,
+        spare: Floats,
+        gate: Floats | None,
+        out: Activations,
     ) -> None:
-        mixed = attend(query, cache, layer, cache.length, self._scale)
-        out.copy_(mixed if gate is None else mixed * torch.sigmoid(gate))
+        import torch
+
+        from neuron.kernels.attention.prefill import attend
+
+        with torch.inference_mode():
+            mixed = attend(tensor(query), cache, layer, cache.length, self._scale)
+            tensor(out).copy_(mixed if gate is None else mixed * torch.sigmoid(tensor(gate)))
 
 
 def spare_columns(shape: StepShape) -> int:

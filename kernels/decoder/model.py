@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from neuron.kernels.arguments import check_forward
 from neuron.kernels.attention.cache import KvCache
@@ -104,7 +103,7 @@ class DecoderModel:
         cache = self._cache(sequence)
         for start in range(0, len(tokens), PREFILL_ROWS):
             if self._team.adapt():
-                torch.set_num_threads(self._team.active)
+                self._prefill.follow(self._team.active)
             part = tokens[start : start + PREFILL_ROWS]
             last = start + PREFILL_ROWS >= len(tokens)
             inside = _rows_within(spliced, start, start + len(part))
@@ -193,8 +192,7 @@ class DecoderModel:
         target = 0 if logits is None else logits.ctypes.data
         layers = self.config.num_layers
         if n > STEP_ROWS or spliced:
-            with torch.inference_mode():
-                self._prefill.run(tokens, cache, spliced)
+            self._prefill.run(tokens, cache, spliced)
             layers = 0
         if layers or rows:
             splits = self._splits(n, first + n)

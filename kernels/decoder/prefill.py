@@ -4,14 +4,22 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.prompt import CompiledAttention, LibraryAttention, PromptAttention, spare_columns
 from neuron.kernels.decoder import elementwise, plan
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, Workspace
 from neuron.kernels.decoder.gemm import multiplies_here
-from neuron.kernels.decoder.products import BFLOAT16, FLOAT32, CompiledProducts, LibraryProducts, Products, address
+from neuron.kernels.decoder.products import (
+    BFLOAT16,
+    FLOAT32,
+    Activations,
+    CompiledProducts,
+    LibraryProducts,
+    Products,
+    activation_type,
+    address,
+)
 from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.model_config import ModelConfig
@@ -27,7 +35,7 @@ class Prefill:
         self, config: ModelConfig, weights: DecoderWeights, workspace: Workspace, team: Team, *, exact: bool
     ) -> None:
         self._config, self._weights, self._workspace, self._team = config, weights, workspace, team
-        self.dtype = torch.float32 if exact else torch.bfloat16
+        dtype = activation_type(exact=exact)
         self._kind = FLOAT32 if exact else BFLOAT16
         shape, rows = workspace.shape, PREFILL_ROWS
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -36,7 +44,7 @@ class Prefill:
         self._products: Products
         self._attend: PromptAttention
         if multiplies_here(exact=exact) and all(matrix.cols % 2 == 0 for matrix in matrices):
-            self._products = CompiledProducts(rows, team, exact=exact)
+            self._products = CompiledProducts(rows, team)
             self._attend = CompiledAttention(shape, rows, team, exact=exact)
         else:
             largest = max(matrix.rows * matrix.cols for matrix in matrices)
@@ -51,17 +59,20 @@ class Prefill:
             channels = 2 * config.linear.key_heads * config.linear.key_dim + values
             columns = max(columns, channels + values + 2 * heads)
         # What a layer's first products make, then the activations of its MLP: never both at once.
-        self._sums = torch.empty(rows * columns)
-        self._normed = torch.empty(rows * config.hidden_size, dtype=self.dtype)
-        self._inner = torch.empty(rows * max(2 * query, config.intermediate_size), dtype=self.dtype)
-        self._scratch = torch.empty(team.threads * widest)
+        self._sums = np.empty(rows * columns, dtype=np.float32)
+        self._normed = np.empty(rows * config.hidden_size, dtype=dtype)
+        self._inner = np.empty(rows * max(2 * query, config.intermediate_size), dtype=dtype)
+        self._scratch = np.empty(team.threads * widest, dtype=np.float32)
 
     @property
     def nbytes(self) -> int:
         held = (self._sums, self._normed, self._inner, self._scratch)
         linear = 0 if self._linear is None else self._linear.nbytes
-        tensors = sum(tensor.numel() * tensor.element_size() for tensor in held)
-        return tensors + self._products.nbytes + self._attend.nbytes + linear
+        return sum(buffer.nbytes for buffer in held) + self._products.nbytes + self._attend.nbytes + linear
+
+    def follow(self, threads: int) -> None:
+        """From now on the team runs on so many threads."""
+        self._products.follow(threads)
 
     def run(
         self,
@@ -79,7 +90,7 @@ class Prefill:
         stream = space.arena.array("x").view(np.float32).reshape(PREFILL_ROWS, -1)
         for offset, rows in spliced:
             stream[offset : offset + len(rows)] = rows
-        x = torch.from_numpy(stream)[:n]
+        x = stream[:n]
         for index, layer in enumerate(self._weights.layers):
             if "linear_qkv" in layer.matrices:
                 self._delta_net(index, layer, x, cache)
@@ -87,7 +98,7 @@ class Prefill:
                 self._attention(index, layer, x, cache.kv)
             self._mlp(layer, x)
 
-    def _delta_net(self, index: int, layer: LayerWeights, x: torch.Tensor, cache: SequenceCache) -> None:
+    def _delta_net(self, index: int, layer: LayerWeights, x: Floats, cache: SequenceCache) -> None:
         assert self._linear is not None
         assert cache.state is not None
         normed = self._norm(layer.vectors["attn_norm"], x)
@@ -99,65 +110,67 @@ class Prefill:
         out = self._linear.run(mixed, z, a, b, layer.vectors, cache.state, number, cache.length)
         self._products.add(out, layer.matrices["linear_out"], None, x)
 
-    def _gate_input(self, normed: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    def _gate_input(self, normed: Activations, matrix: Matrix) -> Activations:
         """Rounding weights of the gates to bfloat16 would let the state drift with length."""
-        return normed if int(matrix.kind) == self._kind else normed.float()
+        if int(matrix.kind) == self._kind or normed.dtype == np.float32:
+            return normed
+        return (normed.astype(np.uint32) << 16).view(np.float32)
 
-    def _attention(self, index: int, layer: LayerWeights, x: torch.Tensor, cache: KvCache) -> None:
+    def _attention(self, index: int, layer: LayerWeights, x: Floats, cache: KvCache) -> None:
         space, config, n = self._workspace, self._config, len(x)
         heads, dim = config.num_heads, config.head_dim
         normed = self._norm(layer.vectors["attn_norm"], x)
         roles = ["q", "k", "v"] + (["q_gate"] if "q_gate" in layer.matrices else [])
         q, k, v, *gate = self._project([(normed, layer, role) for role in roles])
-        query = self._inner[: n * heads * dim].view(heads, n, dim)
+        query = self._inner[: n * heads * dim].reshape(heads, n, dim)
         self._team.run(
             elementwise.split_heads,
             n,
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
+            q.ctypes.data,
+            k.ctypes.data,
+            v.ctypes.data,
             space.table[index],
             space.buffers.rope,
             space.buffers.positions,
             cache.address,
             space.shape,
-            self._scratch.data_ptr(),
+            self._scratch.ctypes.data,
             self._kind,
-            query.data_ptr(),
+            query.ctypes.data,
         )
-        out = self._inner[n * heads * dim : 2 * n * heads * dim].view(n, heads * dim)
+        out = self._inner[n * heads * dim : 2 * n * heads * dim].reshape(n, heads * dim)
         number = int(space.table[index, plan.CACHE_LAYER])
         self._attend.run(query, cache, number, q, gate[0] if gate else None, out)
         self._products.add(out, layer.matrices["o"], layer.vectors.get("o_bias"), x)
 
-    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> None:
+    def _mlp(self, layer: LayerWeights, x: Floats) -> None:
         normed = self._norm(layer.vectors["ffn_norm"], x)
-        inner = self._inner[: len(x) * self._config.intermediate_size].view(len(x), -1)
+        inner = self._inner[: len(x) * self._config.intermediate_size].reshape(len(x), -1)
         biases = (layer.vectors.get("gate_bias"), layer.vectors.get("up_bias"))
         self._products.gated(normed, layer.matrices["gate"], layer.matrices["up"], biases, inner)
         self._products.add(inner, layer.matrices["down"], layer.vectors.get("down_bias"), x)
 
-    def _norm(self, weight: Floats, x: torch.Tensor) -> torch.Tensor:
-        out = self._normed[: x.numel()].view(x.shape)
+    def _norm(self, weight: Floats, x: Floats) -> Activations:
+        out = self._normed[: x.size].reshape(x.shape)
         self._team.run(
             elementwise.norm,
             len(x),
-            x.data_ptr(),
+            x.ctypes.data,
             address(weight),
             self._config.hidden_size,
             self._config.rms_norm_eps,
-            self._scratch.data_ptr(),
+            self._scratch.ctypes.data,
             self._kind,
-            out.data_ptr(),
+            out.ctypes.data,
         )
         return out
 
-    def _project(self, wanted: Sequence[tuple[torch.Tensor, LayerWeights, str]]) -> list[torch.Tensor]:
+    def _project(self, wanted: Sequence[tuple[Activations, LayerWeights, str]]) -> list[Floats]:
         """Products with biases, one behind the other in the sums; the first has room for a padded query."""
         found, at = [], 0
         for x, layer, role in wanted:
             matrix = layer.matrices[role]
-            out = self._sums[at : at + len(x) * matrix.rows].view(len(x), matrix.rows)
+            out = self._sums[at : at + len(x) * matrix.rows].reshape(len(x), matrix.rows)
             self._products.store(x, matrix, layer.vectors.get(f"{role}_bias"), out)
             found.append(out)
             at += len(x) * (spare_columns(self._workspace.shape) if role == "q" else matrix.rows)

@@ -1,8 +1,9 @@
 """Products of prefill: activations times stored matrices, by code of this package or by the library."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from neuron.kernels.decoder import elementwise, gemm
 from neuron.kernels.formats.ggml_types import GgmlType
@@ -10,85 +11,93 @@ from neuron.kernels.quant.products import expand_matrix
 from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats, Matrix
 
+if TYPE_CHECKING:
+    import torch
+
 BFLOAT16, FLOAT32 = int(GgmlType.BF16), int(GgmlType.F32)
+Activations = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+"""Rows of float32, or of bfloat16 as its bits in uint16."""
+Biases = tuple[Floats | None, Floats | None]
+
+
+def activation_type(*, exact: bool) -> "np.dtype[np.float32] | np.dtype[np.uint16]":
+    return np.dtype(np.float32) if exact else np.dtype(np.uint16)
 
 
 class Products(Protocol):
-    """x [n, cols] and what is made of it are in `dtype`, sums in float32. Rows are contiguous."""
-
-    dtype: torch.dtype
+    """x [n, cols] and what is made of it are of one type, sums float32. Rows are contiguous."""
 
     @property
     def nbytes(self) -> int: ...
 
-    def store(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
-        """out float32 [n, rows] = x . matrix^T + bias."""
+    def follow(self, threads: int) -> None:
+        """From now on the team runs on so many threads."""
 
-    def add(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
-        """out float32 [n, rows] += x . matrix^T + bias."""
+    def store(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
+        """out [n, rows] = x . matrix^T + bias."""
 
-    def gated(
-        self, x: torch.Tensor, gate: Matrix, up: Matrix, biases: tuple[Floats | None, Floats | None], out: torch.Tensor
-    ) -> None:
+    def add(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
+        """out [n, rows] += x . matrix^T + bias."""
+
+    def gated(self, x: Activations, gate: Matrix, up: Matrix, biases: Biases, out: Activations) -> None:
         """out [n, rows] = silu(x . gate^T + bias) * (x . up^T + bias)."""
 
 
 class CompiledProducts:
     """gemm.py, for at most `rows` rows of x."""
 
-    def __init__(self, rows: int, team: Team, *, exact: bool) -> None:
-        self.dtype = torch.float32 if exact else torch.bfloat16
-        self._team, self._exact = team, int(exact)
+    def __init__(self, rows: int, team: Team) -> None:
+        self._team = team
         self._private = gemm.scratch_bytes(rows)
-        self._scratch = torch.empty(team.threads * self._private, dtype=torch.uint8)
+        self._scratch = np.empty(team.threads * self._private, dtype=np.uint8)
 
     @property
     def nbytes(self) -> int:
-        return self._scratch.numel()
+        return self._scratch.nbytes
 
-    def store(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
+    def follow(self, threads: int) -> None:
+        return
+
+    def store(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
         self._project(x, matrix, bias, gemm.STORE, out)
 
-    def add(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
+    def add(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
         self._project(x, matrix, bias, gemm.ADD, out)
 
-    def _project(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, mode: int, out: torch.Tensor) -> None:
-        exact = int(x.dtype is torch.float32)
+    def _project(self, x: Activations, matrix: Matrix, bias: Floats | None, mode: int, out: Floats) -> None:
         self._team.run(
             gemm.project,
-            exact,
+            int(x.dtype == np.float32),
             len(x),
-            x.data_ptr(),
-            _step(x),
+            x.ctypes.data,
+            x.strides[0],
             _described(matrix),
             matrix.rows,
             matrix.cols,
             address(bias),
-            self._scratch.data_ptr(),
+            self._scratch.ctypes.data,
             self._private,
             mode,
-            out.data_ptr(),
-            _step(out),
+            out.ctypes.data,
+            out.strides[0],
         )
 
-    def gated(
-        self, x: torch.Tensor, gate: Matrix, up: Matrix, biases: tuple[Floats | None, Floats | None], out: torch.Tensor
-    ) -> None:
+    def gated(self, x: Activations, gate: Matrix, up: Matrix, biases: Biases, out: Activations) -> None:
         self._team.run(
             gemm.project_gated,
-            self._exact,
+            int(x.dtype == np.float32),
             len(x),
-            x.data_ptr(),
-            _step(x),
+            x.ctypes.data,
+            x.strides[0],
             _described(gate),
             _described(up),
             gate.rows,
             gate.cols,
             (address(biases[0]), address(biases[1])),
-            self._scratch.data_ptr(),
+            self._scratch.ctypes.data,
             self._private,
-            out.data_ptr(),
-            _step(out),
+            out.ctypes.data,
+            out.strides[0],
         )
 
 
@@ -96,29 +105,32 @@ class LibraryProducts:
     """torch's matrix products; a matrix is expanded unless it is stored as needed."""
 
     def __init__(self, largest: int, widest: int, team: Team, *, exact: bool) -> None:
-        self.dtype = torch.float32 if exact else torch.bfloat16
         self._kind = FLOAT32 if exact else BFLOAT16
         self._team = team
-        self._expanded = torch.empty(largest, dtype=self.dtype)
-        self._scratch = torch.empty(team.threads * 2 * widest, dtype=torch.float32)
+        self._expanded = np.empty(largest, dtype=activation_type(exact=exact))
+        self._scratch = np.empty(team.threads * 2 * widest, dtype=np.float32)
+        self.follow(team.threads)
 
     @property
     def nbytes(self) -> int:
-        return sum(held.numel() * held.element_size() for held in (self._expanded, self._scratch))
+        return self._expanded.nbytes + self._scratch.nbytes
 
-    def store(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
-        out.copy_(self._product(x, matrix))
+    def follow(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+    def store(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
+        np.copyto(out, self._product(x, matrix).float().numpy())
         if bias is not None:
-            out.add_(torch.from_numpy(bias))
+            out += bias
 
-    def add(self, x: torch.Tensor, matrix: Matrix, bias: Floats | None, out: torch.Tensor) -> None:
-        out.add_(self._product(x, matrix))
+    def add(self, x: Activations, matrix: Matrix, bias: Floats | None, out: Floats) -> None:
+        out += self._product(x, matrix).float().numpy()
         if bias is not None:
-            out.add_(torch.from_numpy(bias))
+            out += bias
 
-    def gated(
-        self, x: torch.Tensor, gate: Matrix, up: Matrix, biases: tuple[Floats | None, Floats | None], out: torch.Tensor
-    ) -> None:
+    def gated(self, x: Activations, gate: Matrix, up: Matrix, biases: Biases, out: Activations) -> None:
         gates, ups = self._product(x, gate), self._product(x, up)
         self._team.run(
             elementwise.silu,
@@ -129,21 +141,24 @@ class LibraryProducts:
             address(biases[0]),
             address(biases[1]),
             gate.rows,
-            self._scratch.data_ptr(),
-            out.data_ptr(),
+            self._scratch.ctypes.data,
+            out.ctypes.data,
         )
 
-    def _product(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        if x.dtype is not self.dtype:
-            wide = torch.empty(matrix.rows, matrix.cols, dtype=x.dtype)
-            return torch.nn.functional.linear(x, self._expand(matrix, wide))
-        if int(matrix.kind) == self._kind:
-            stored = torch.from_numpy(matrix.data.reshape(-1)).view(self.dtype)
-            return torch.nn.functional.linear(x, stored.view(matrix.rows, matrix.cols))
-        out = self._expanded[: matrix.rows * matrix.cols].view(matrix.rows, matrix.cols)
-        return torch.nn.functional.linear(x, self._expand(matrix, out))
+    def _product(self, x: Activations, matrix: Matrix) -> "torch.Tensor":
+        import torch
 
-    def _expand(self, matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
+        shape = (matrix.rows, matrix.cols)
+        with torch.inference_mode():
+            if int(matrix.kind) == _kind(x):
+                weights = matrix.data.reshape(-1).view(x.dtype).reshape(shape)
+            elif x.dtype == self._expanded.dtype:
+                weights = self._expand(matrix, self._expanded[: matrix.rows * matrix.cols].reshape(shape))
+            else:
+                weights = self._expand(matrix, np.empty(shape, dtype=x.dtype))
+            return torch.nn.functional.linear(tensor(x), tensor(weights))
+
+    def _expand(self, matrix: Matrix, out: Activations) -> Activations:
         self._team.run(
             expand_matrix,
             int(matrix.kind),
@@ -151,11 +166,20 @@ class LibraryProducts:
             matrix.row_bytes,
             matrix.rows,
             matrix.cols,
-            out.data_ptr(),
-            matrix.cols * out.element_size(),
-            int(out.dtype is torch.bfloat16),
+            out.ctypes.data,
+            out.strides[0],
+            int(_kind(out) == BFLOAT16),
         )
         return out
+
+
+def tensor(values: Activations) -> "torch.Tensor":
+    """A view of `values`."""
+    import torch
+
+    if values.dtype == np.float32:
+        return torch.from_numpy(values)
+    return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
 
 
 def address(vector: Floats | None) -> int:
@@ -163,9 +187,8 @@ def address(vector: Floats | None) -> int:
     return 0 if vector is None else vector.ctypes.data
 
 
-def _step(matrix: torch.Tensor) -> int:
-    """Bytes from row to row."""
-    return matrix.stride(0) * matrix.element_size()
+def _kind(values: Activations) -> int:
+    return FLOAT32 if values.dtype == np.float32 else BFLOAT16
 
 
 def _described(matrix: Matrix) -> tuple[int, int, int, int, int]:

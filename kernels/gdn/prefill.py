@@ -5,7 +5,8 @@ convolution to the gated norm.
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LinearAttentionConfig
@@ -24,6 +25,7 @@ from neuron.kernels.threads import Team
 from neuron.kernels.weights.matrix import Floats
 
 _BFLOAT16 = int(GgmlType.BF16)
+Activations = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 _widen_bf16 = EXPAND[GgmlType.BF16, False]
 
 
@@ -38,29 +40,29 @@ class LinearPrefill:
         keys, values = 2 * CHUNK * linear.key_dim, 2 * CHUNK * columns
         states, space = ratio * linear.key_dim * columns, (linear.key_dim + 2 * CHUNK + 1) * CHUNK
         self._private = -(-(inputs + keys + values + states + space + 2 * CHUNK) // 16) * 16
-        self._scratch = torch.empty(team.threads * self._private)
-        dtype = torch.float32 if exact else torch.bfloat16
-        self._out = torch.empty(rows, linear.value_heads * linear.value_dim, dtype=dtype)
+        self._scratch = np.empty(team.threads * self._private, dtype=np.float32)
+        dtype = np.dtype(np.float32) if exact else np.dtype(np.uint16)
+        self._out = np.empty((rows, linear.value_heads * linear.value_dim), dtype=dtype)
 
     @property
     def nbytes(self) -> int:
-        return self._scratch.numel() * 4 + self._out.numel() * self._out.element_size()
+        return self._scratch.nbytes + self._out.nbytes
 
     def run(
         self,
-        mixed: torch.Tensor,
-        z: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        mixed: Activations,
+        z: Activations,
+        a: Floats,
+        b: Floats,
         vectors: dict[str, Floats],
         state: RecurrentState,
         layer: int,
         position: int,
-    ) -> torch.Tensor:
+    ) -> Activations:
         """Output [n, Hv V] in the products' type; `state` of linear layer `layer` moves from `position` on by n.
 
-        mixed [n, channels], z [n, Hv V] in float32 or bfloat16, rows contiguous; a, b float32 [n, Hv], contiguous.
-        Value heads are in the files' order.
+        mixed [n, channels], z [n, Hv V] in float32 or the bits of bfloat16, rows contiguous; a, b float32 [n, Hv],
+        contiguous. Value heads are in the files' order.
         """
         linear, n = self._linear, len(mixed)
         shape = (linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_kernel)
@@ -71,25 +73,25 @@ class LinearPrefill:
             n,
             _rows(mixed),
             _rows(z),
-            a.data_ptr(),
-            b.data_ptr(),
+            a.ctypes.data,
+            b.ctypes.data,
             tuple(vectors[role].ctypes.data for role in roles),
             state.ring(layer).ctypes.data,
             state.recurrent(layer).ctypes.data,
             position,
             (*shape, int(linear.tiled_value_heads)),
             self._epsilon,
-            self._scratch.data_ptr(),
+            self._scratch.ctypes.data,
             self._private,
             _rows(out),
         )
         return out
 
 
-def _rows(matrix: torch.Tensor) -> tuple[int, int, int]:
+def _rows(matrix: Activations) -> tuple[int, int, int]:
     """Address, bytes from row to row, kind."""
-    kind = GgmlType.BF16 if matrix.dtype is torch.bfloat16 else GgmlType.F32
-    return matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), int(kind)
+    kind = GgmlType.F32 if matrix.dtype == np.float32 else GgmlType.BF16
+    return matrix.ctypes.data, matrix.strides[0], int(kind)
 
 
 @compiled

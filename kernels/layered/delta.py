@@ -59,8 +59,9 @@ class CompiledDelta:
         span: Span,
     ) -> torch.Tensor:
         assert state.host is not None
-        mixed, z, a, b = (tensor.float().contiguous() for tensor in (mixed, z, a, b))
-        return self._prefill.run(mixed, z, a, b, layer.host_vectors, state.host, number, span.start)
+        x, gate, alpha, beta = (tensor.float().contiguous().numpy() for tensor in (mixed, z, a, b))
+        vectors, host = layer.host_vectors, state.host
+        return torch.from_numpy(self._prefill.run(x, gate, alpha, beta, vectors, host, number, span.start))
 
 
 class TorchDelta:

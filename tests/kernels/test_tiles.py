@@ -16,11 +16,13 @@ FORMS = {"generic": (), "avx512": ("avx512f",), "pairs": ("avx512f", "avx512bf16
 def to_bf16(values: Any) -> np.ndarray:
     """Bits of float32 values rounded to bfloat16."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    rounded: np.ndarray = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return rounded
 
 
 def from_bf16(bits: Any) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    values: np.ndarray = (bits.astype(np.uint32) << 16).view(np.float32)
+    return values
 
 
 def told(form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import numba
 import numpy as np
 import pytest
-import torch
 
 from neuron.kernels.attention import flash
 from neuron.kernels.attention.cache import KvCache
@@ -16,6 +15,7 @@ from neuron.kernels.attention.step import TILE, attend
 from neuron.kernels.decoder.plan import StepShape
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.threads import Team
+from tests.kernels.test_tiles import from_bf16, to_bf16
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,18 +57,19 @@ def _softmax(query: np.ndarray, cache: KvCache, layer: int, position: int) -> np
 def test_prompts(heads: int, kv_heads: int, dim: int, position: int, n: int, exact: bool, team: Team) -> None:
     cache = _filled(GgmlType.F32 if exact else GgmlType.F16, kv_heads, dim, position + n)
     shape = _shape(cache, heads, kv_heads, dim)
-    dtype = torch.float32 if exact else torch.bfloat16
-    query = torch.randn(heads, n, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    gate = torch.randn(n, heads * dim, generator=torch.Generator().manual_seed(1))
+    random = np.random.default_rng(2)
+    values = random.standard_normal((heads, n, dim)).astype(np.float32)
+    gate = random.standard_normal((n, heads * dim)).astype(np.float32)
+    query = values if exact else to_bf16(values)
     cache.length = position
-    out = torch.empty(n, heads * dim, dtype=dtype)
-    spare = torch.full((n, spare_columns(shape)), torch.nan)
-    wanted = _softmax(query.double().numpy(), cache, 1, position).reshape(n, -1)
+    out = np.empty((n, heads * dim), dtype=query.dtype)
+    spare = np.full((n, spare_columns(shape)), np.nan, np.float32)
+    wanted = _softmax(values if exact else from_bf16(query), cache, 1, position).reshape(n, -1)
     for attention in (CompiledAttention(shape, n, team, exact=exact), LibraryAttention(shape)):
         for scale in (None, gate):
             attention.run(query, cache, 1, spare, scale, out)
-            expected = wanted if scale is None else wanted * torch.sigmoid(scale.double()).numpy()
-            np.testing.assert_allclose(out.float().numpy(), expected, atol=1e-5 if exact else 3e-2, rtol=0)
+            expected = wanted if scale is None else wanted / (1 + np.exp(-scale.astype(np.float64)))
+            np.testing.assert_allclose(out if exact else from_bf16(out), expected, atol=1e-5 if exact else 3e-2, rtol=0)
     cache.close()
 
 
