@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -44,8 +45,10 @@ from neuron.actors.sampling.sampler import warm_up
 from neuron.actors.settings import Settings
 from neuron.actors.shutdown import shut_down
 from neuron.actors.text_work import PooledTextWork
-from neuron.runtime.errors import InternalError, NeuronError, ShuttingDown
+from neuron.runtime.errors import InternalError, NeuronError, RestartLimit, ShuttingDown
 from neuron.runtime.logs import get_logger
+from neuron.runtime.part import Part
+from neuron.runtime.supervisor import Restart, Supervisor
 
 log = get_logger(__name__)
 
@@ -68,6 +71,7 @@ class Registry:
         #: A disk that does not answer holds these threads, and none that requests and loads need.
         self._lookups = anyio.CapacityLimiter(2)
         self._draining = False
+        self._parts = Supervisor("daemon")
         self._facts = discovery.gather(0)
 
     # -- life ----------------------------------------------------------------------------------
@@ -85,22 +89,23 @@ class Registry:
         )
         at_start = tuple(model for model in self.settings.models if model.at_start)
         self._activator = Activator(at_start, self._desk.load_to_end, task_group)
-        self._background("host facts", self._gather_facts)
-        self._background("sampler warm-up", anyio.to_thread.run_sync, warm_up)
-        self._background("template helpers", self._text_work.start)
-        self._background("activation", self._activate)
-        self._background("idle models", self._desk.residency.watch)
+        for name, work in (
+            ("host facts", self._gather_facts),
+            ("sampler warm-up", partial(anyio.to_thread.run_sync, warm_up)),
+            ("template helpers", self._text_work.start),
+            ("activation", self._activate),
+        ):
+            self._parts.add(Part(name, work), Restart.NEVER)
+        self._parts.add(Part("idle models", self._desk.residency.watch))
+        self._parts.add(self._recovery)
+        task_group.start_soon(self._supervise)
 
-    def _background(self, name: str, work: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-        """A task whose failure is logged and costs nobody else anything."""
-
-        async def run() -> None:
-            try:
-                await work(*arguments)
-            except Exception as error:
-                log.error("background work failed", work=name, cause=cause_chain(error))
-
-        self._tasks.start_soon(run)
+    async def _supervise(self) -> None:
+        """What fails is logged and, where it is no work of one time, begun again; requests go on without any of it."""
+        try:
+            await self._parts.run_alone()
+        except RestartLimit as error:
+            log.error("background work given up", cause=cause_chain(error))
 
     async def _activate(self) -> None:
         try:

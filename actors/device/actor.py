@@ -29,6 +29,7 @@ from neuron.runtime.errors import NeuronError, RestartLimit, ShuttingDown, Worke
 from neuron.runtime.link import Link
 from neuron.runtime.logs import Level, get_logger, is_enabled
 from neuron.runtime.process import ChildProcess
+from neuron.runtime.restarts import RestartBudget
 
 __all__ = ["DeviceActor", "PendingReply", "known_devices", "parse_device"]
 
@@ -94,7 +95,7 @@ class DeviceActor:
         self._lock = asyncio.Lock()
         self._callbacks: list[OnDeath] = []
         self._end_callbacks: list[OnEnd] = []
-        self._crashes: list[float] = []
+        self._crashes = RestartBudget(CRASH_LIMIT, CRASH_WINDOW_SECONDS)
         self._out_of_memory: deque[float] = deque(maxlen=OOM_LIMIT)
         self._vram = _NO_FIGURES
         self._last_ready: Ready | None = None
@@ -170,10 +171,8 @@ class DeviceActor:
             theirs.close()
 
     def _check_budget(self) -> None:
-        now = time.monotonic()
-        self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW_SECONDS]
-        if len(self._crashes) >= CRASH_LIMIT:
-            wait_s = max(1, round(CRASH_WINDOW_SECONDS - (now - self._crashes[-CRASH_LIMIT])))
+        if self._crashes.left == 0:
+            wait_s = max(1, round(self._crashes.retry_after_s))
             raise RestartLimit("The device process died too often; starting it again waits.", retry_after=wait_s)
 
     async def _live(self, process: DeviceProcess) -> None:
@@ -189,7 +188,7 @@ class DeviceActor:
             return
         self.deaths += 1
         if death.crash:
-            self._crashes.append(time.monotonic())
+            self._crashes.spend()
         record = death.record(process.exit_status)
         _log.error(
             "device process died",
@@ -217,7 +216,6 @@ class DeviceActor:
         """End the process, if any, and with it all it holds; the next `ensure_started` starts a fresh one."""
         async with self._lock:
             await self._end_process(timeout_s)
-
 
     async def _end_process(self, timeout_s: float) -> None:
         process = self._process
@@ -297,7 +295,7 @@ class DeviceActor:
         elif isinstance(reply, jobs.ScriptFaultFired):
             self._ledger.note(reply)
         elif isinstance(reply, jobs.Loaded):
-            self._crashes.clear()
+            self._crashes.reset()
         elif isinstance(reply, jobs.Fault) and reply.kind == "oom":
             self._note_out_of_memory()
         if pending is not None and isinstance(pending.job, (*LOADS, jobs.Drop)):
