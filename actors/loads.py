@@ -167,7 +167,9 @@ class LoadDesk:
             error = ShuttingDown("The daemon stops.") if self.closed else _unloading(entry)
         if error is not None:
             entry.load_failed(error)
-            log.error("load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error))
+            # A load that somebody ended is no error of ours.
+            write = log.info if job.scope.cancelled_caught else log.error
+            write("load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error))
         job.finish(error)
         if entry.state is ModelState.POISONED and isinstance(error, POISONING):
             # The process of a recovery died as well: while the budget lasts it is tried again.

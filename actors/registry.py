@@ -96,6 +96,8 @@ class Registry:
             ("activation", self._activate),
         ):
             self._parts.add(Part(name, work), Restart.NEVER)
+        if self.settings.residency.load_on_request:
+            self._parts.add(Part("offered models", self._look_at_offered), Restart.NEVER)
         self._parts.add(Part("idle models", self._desk.residency.watch))
         self._parts.add(self._recovery)
         task_group.start_soon(self._supervise)
@@ -152,23 +154,21 @@ class Registry:
     def offered(self) -> list[OfferedModel]:
         if not self.settings.residency.load_on_request:
             return []
+        known = self._offered_capabilities
         away = [model for model in self.settings.models if self._is_away(self._catalogue.find(model.id))]
         return [
-            OfferedModel(model.id.rpartition(":")[2], self._known_capabilities(model.id), model.max_context or 0)
+            OfferedModel(model.id.rpartition(":")[2], known.get(model.id, ("text",)), model.max_context or 0)
             for model in away
         ]
 
     def _is_away(self, entry: ModelActor | None) -> bool:
         return entry is None or entry.state is ModelState.FAILED
 
-    def _known_capabilities(self, model_id: str) -> tuple[str, ...]:
-        """Of local files, read once."""
-        found = self._offered_capabilities.get(model_id)
-        if found is None:
+    async def _look_at_offered(self) -> None:
+        """What local files say of the models that requests may load, once."""
+        for model in self.settings.models:
             with contextlib.suppress(NeuronError):
-                found = self._loader.local_capabilities(model_id)
-            found = self._offered_capabilities[model_id] = found or ("text",)
-        return found
+                self._offered_capabilities[model.id] = await self.capabilities(model.id)
 
     def model(self, model_id: str) -> ModelInfo:
         return self._catalogue.require(model_id).info()

@@ -13,14 +13,22 @@ from ops.gpu_check.report import StageResult
 _ROOT = Path(__file__).resolve().parents[2]
 _SETTINGS = Path(__file__).resolve().with_name("pytest.ini")
 _TESTS = ("tests/kernels/cuda/test_gpu.py",)
+#: Compare with the published implementation, so they need it.
+_ENGINE_TESTS = ("tests/kernels/layered/test_gpu.py",)
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|deselected)")
 _MOST_LINES = 20
 
 
-def run(context: Context, result: StageResult, tests: Sequence[str] = _TESTS) -> None:
+def run(context: Context, result: StageResult, tests: Sequence[str] | None = None) -> None:
     if importlib.util.find_spec("pytest") is None:
         result.missing("pytest is not installed: the tests on hardware did not run (pip install pytest)")
         return
+    if tests is None:
+        tests = _TESTS
+        if importlib.util.find_spec("transformers") is None:
+            result.missing("transformers is not installed: the tests of the whole engine on hardware did not run")
+        else:
+            tests += _ENGINE_TESTS
     command = [sys.executable, "-m", "pytest", "-c", str(_SETTINGS), "--rootdir", str(_ROOT), "-m", "gpu", "-q", "-ra"]
     command += ["--no-header", "--tb=line", *tests]
     try:
