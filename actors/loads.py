@@ -167,9 +167,12 @@ class LoadDesk:
             error = ShuttingDown("The daemon stops.") if self.closed else _unloading(entry)
         if error is not None:
             entry.load_failed(error)
-            # A load that somebody ended is no error of ours.
-            write = log.info if job.scope.cancelled_caught else log.error
-            write("load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error))
+            if job.scope.cancelled_caught:
+                log.info("load ended early", model=entry.model_id, reason=error.code)
+            else:
+                log.error(
+                    "load failed", model=entry.model_id, reason=error.code, detail=error.message, cause=_cause(error)
+                )
         job.finish(error)
         if entry.state is ModelState.POISONED and isinstance(error, POISONING):
             # The process of a recovery died as well: while the budget lasts it is tried again.
