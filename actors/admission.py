@@ -14,6 +14,8 @@ from neuron.actors.settings import LimitSettings
 
 #: Prompt cap when the configuration names none (NEURON_MAX_PROMPT_TOKENS).
 DEFAULT_MAX_PROMPT_TOKENS = 16384
+#: A prompt limit that comes of a measured speed is a multiple of so many tokens, and at least that.
+LIMIT_STEP = 1024
 #: Bytes of rendered prompt per allowed token; more cannot fit and is refused before it is tokenised.
 BYTES_PER_TOKEN = 8
 #: Longer than the device actor's refresh of its figures.
@@ -54,11 +56,18 @@ def default_context(settings: LimitSettings) -> int:
     return prompt_cap(settings) + settings.default_max_tokens
 
 
-def derive_limits(context: int, settings: LimitSettings) -> ContextLimits:
-    """`context` is what the resident model was built for."""
+def derive_limits(context: int, settings: LimitSettings, prefill_tok_s: float | None = None) -> ContextLimits:
+    """`context` is what the resident model was built for; `prefill_tok_s` what it was measured at when it was loaded.
+
+    A prompt that would take longer than `prefill_seconds` at that speed is refused before it costs anything.
+    """
+    longest = min(context, prompt_cap(settings))
+    if prefill_tok_s is not None:
+        in_time = int(prefill_tok_s * settings.prefill_seconds) // LIMIT_STEP * LIMIT_STEP
+        longest = min(longest, max(LIMIT_STEP, in_time))
     return ContextLimits(
         context=context,
-        input=min(context, prompt_cap(settings)),
+        input=longest,
         output=min(context, settings.default_max_tokens),
     )
 

@@ -117,9 +117,10 @@ class Loader:
             loaded = await self._load_weights(device, handle, artifact, plan, report, job)
             slots = await _attach(device, handle, loaded)
             canary: Canary | None = None
+            prefill_tok_s: float | None = None
             try:
                 if artifact.format is not Format.SCRIPTED:
-                    await _self_check(device, handle, slots, loaded, text)
+                    prefill_tok_s = await _self_check(device, handle, slots, loaded, text)
                     if sight is not None:
                         await check_sight(device, handle, sight)
                     if loaded.context_length >= PROMPT_TOKENS + STEPS:
@@ -140,7 +141,7 @@ class Loader:
             artifact=artifact,
             text=text,
             loaded=loaded,
-            limits=derive_limits(loaded.context_length, self._settings.limits),
+            limits=derive_limits(loaded.context_length, self._settings.limits, prefill_tok_s),
             architecture=report.architecture or str(artifact.format),
             loaded_at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             prefix=prefix_cache(self._settings, loaded, text.tokenizer.eos_ids, ranks=len(device_ids)),
@@ -261,10 +262,14 @@ async def _attach(device: DevicePort, handle: ArchHandle, loaded: Loaded) -> Slo
 
 async def _self_check(
     device: DevicePort, handle: ArchHandle, slots: SlotSegment, loaded: Loaded, text: TextModel
-) -> None:
-    """A prompt and one step: proves finite logits, and pays now what first calls of each kind compile and allocate."""
+) -> float:
+    """A prompt and one step: proves finite logits, and pays now what first calls of each kind compile and allocate.
+
+    Returns how many tokens a second the prompt took on the device.
+    """
     token = next(iter(text.tokenizer.eos_ids), 0) % loaded.vocab_size
     length = min(SELF_CHECK_TOKENS, loaded.context_length - 1)
+    seconds = 0.0
     for position, tokens in ((0, [token] * length), (length, [token])):
         data = np.array(tokens, dtype="<i4").tobytes()
         stamp = -1 - position
@@ -275,7 +280,9 @@ async def _self_check(
             raise ProtocolError("The device process answered the self-check with something else.")
         if not np.isfinite(slots.row(0)[: text.tokenizer.vocab_size].max()):
             raise NanLogits("The model's first logits are not finite; its weights are unusable.")
+        seconds = seconds or max(reply.compute_us, 1) / 1e6
     await device.call(lambda job: ClearKv(job, handle, SEQUENCE))
+    return length / seconds
 
 
 def abandon(device: DevicePort, handle: ArchHandle) -> None:
@@ -296,6 +303,7 @@ def _log_construction(resident: Resident) -> None:
         architecture=resident.architecture,
         summary=loaded.summary,
         context_length=loaded.context_length,
+        max_prompt_tokens=resident.limits.input,
         vocab_size=loaded.vocab_size,
         weights_mb=loaded.weights_bytes // MIB,
         kv_bytes_per_token=loaded.kv_bytes_per_token,

@@ -59,6 +59,8 @@ class LoggingSettings(Section, frozen=True):
 class LimitSettings(Section, frozen=True):
     prefill_chunk_tokens: int = 512
     max_prompt_tokens: int | None = None
+    #: Longest time that a prompt may take, at the speed measured when its model was loaded.
+    prefill_seconds: float = 600.0
     min_free_vram_mb: int = 1500
     default_max_tokens: int = 8192
     queue_per_model: int = 32

@@ -38,6 +38,14 @@ def test_the_prompt_cap_can_be_set() -> None:
     assert derive_limits(262_144, msgspec.structs.replace(LIMITS, max_prompt_tokens=100_000)).input == 100_000
 
 
+@pytest.mark.parametrize(
+    ("tok_s", "expected"), [(1.0, 1024), (10.0, 5120), (27.3, 15_360), (27.4, 16_384), (5000.0, 16_384)]
+)
+def test_a_prompt_must_be_possible_in_the_time_for_it(tok_s: float, expected: int) -> None:
+    assert derive_limits(24_576, LIMITS, tok_s).input == expected
+    assert derive_limits(512, LIMITS, tok_s).input == 512
+
+
 def test_the_context_that_is_built() -> None:
     assert default_context(LIMITS) == 16_384 + 8_192
 
