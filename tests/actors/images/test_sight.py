@@ -33,8 +33,10 @@ def test_the_tower_is_part_of_the_budget() -> None:
     assert seeing.matrix_bytes == blind.matrix_bytes
     file_bytes = (TARGET / "model.safetensors").stat().st_size
     tower = seeing.vector_bytes - blind.vector_bytes
-    assert 0 < tower < file_bytes
-    assert abs(seeing.matrix_bytes + tower - file_bytes) < 0.05 * file_bytes
+    # Stored in bfloat16; a model as small as this one is held in float32.
+    held_bytes = 2 * file_bytes
+    assert 0 < tower < held_bytes
+    assert abs(seeing.matrix_bytes + tower - held_bytes) < 0.05 * held_bytes
     assert not seeing.notes
     budget = make_budget(seeing.config, matrix_bytes=1, vector_bytes=1, context_length=1)
     assert budget.workspace_bytes > workspace_bytes(msgspec.structs.replace(seeing.config, vision=None))
