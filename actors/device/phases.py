@@ -9,6 +9,8 @@ FORWARDS = (jobs.ForwardLogits, jobs.ForwardLogitsWithImages)
 _TOKEN_BYTES = 4
 _OTHERS: dict[type, str] = {
     jobs.Hello: "start",
+    # The daemon's own look at the figures, now and then: no request or load is at work.
+    jobs.QueryVram: "idle",
     jobs.EncodeImage: "vision",
     jobs.Drop: "unload",
     jobs.Shutdown: "unload",
@@ -16,7 +18,7 @@ _OTHERS: dict[type, str] = {
 
 
 def phase_of(job: Job | None) -> str:
-    """load, prefill, decode, vision, start, unload or control; "idle" without a job.
+    """load, prefill, decode, vision, start, unload or control; "idle" without a job that somebody waits for.
 
     A single token whose logits are wanted counts as decode, whatever it was for.
     """
