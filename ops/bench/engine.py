@@ -20,6 +20,9 @@ class Engine(Protocol):
     def prefill(self, tokens: Sequence[int]) -> float:
         """Forget everything, run `tokens` at once; seconds until the last position's logits are there."""
 
+    def extend(self, tokens: Sequence[int]) -> float:
+        """Run `tokens` at once after what is held; seconds until the last position's logits are there."""
+
     def decode(self, tokens: Sequence[int]) -> list[float]:
         """Run `tokens` one by one after what is held; seconds of each."""
 
@@ -41,21 +44,18 @@ class Neuron:
 
     def prefill(self, tokens: Sequence[int]) -> float:
         self._model.clear(0)
+        self._held = 0
+        return self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> float:
         ids = np.array(tokens, dtype=np.int32)
         start = time.perf_counter()
-        self._model.forward(0, ids, 0, self._logits)
-        self._held = len(tokens)
+        self._model.forward(0, ids, self._held, self._logits)
+        self._held += len(tokens)
         return time.perf_counter() - start
 
     def decode(self, tokens: Sequence[int]) -> list[float]:
-        taken = []
-        for token in tokens:
-            ids = np.array([token], dtype=np.int32)
-            start = time.perf_counter()
-            self._model.forward(0, ids, self._held, self._logits)
-            taken.append(time.perf_counter() - start)
-            self._held += 1
-        return taken
+        return [self.extend([token]) for token in tokens]
 
     def logits(self) -> Logits:
         return self._logits.copy()

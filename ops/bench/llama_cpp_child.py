@@ -1,6 +1,6 @@
 """llama.cpp's side, run as a script by any interpreter that has llama-cpp-python and numpy; needs nothing of neuron.
 
-Line in: {"do": "prefill" | "decode", "tokens": [...]}, {"do": "turn", "tokens": [...], "tail": n} or
+Line in: {"do": "prefill" | "extend" | "decode", "tokens": [...]}, {"do": "turn", "tokens": [...], "tail": n} or
 {"do": "logits", "path": ...}. Line out: {"seconds": [...]}, of a turn also {"reused": n}.
 """
 
@@ -109,6 +109,8 @@ def main() -> None:
         reused = 0
         if order["do"] == "prefill":
             runner.forget()
+            seconds = [runner.run(order["tokens"])]
+        elif order["do"] == "extend":
             seconds = [runner.run(order["tokens"])]
         elif order["do"] == "decode":
             seconds = [runner.run([token]) for token in order["tokens"]]

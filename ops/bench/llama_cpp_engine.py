@@ -31,6 +31,9 @@ class LlamaCpp:
     def prefill(self, tokens: Sequence[int]) -> float:
         return float(self._ask({"do": "prefill", "tokens": list(tokens)})[0])
 
+    def extend(self, tokens: Sequence[int]) -> float:
+        return float(self._ask({"do": "extend", "tokens": list(tokens)})[0])
+
     def decode(self, tokens: Sequence[int]) -> list[float]:
         return self._ask({"do": "decode", "tokens": list(tokens)})
 
