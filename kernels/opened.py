@@ -1,16 +1,17 @@
 """OpenedModel: the files of a load, checked and mapped, before any weight is read. For kernels.load and its engines."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 from neuron.kernels.engine import LoadSpec
 from neuron.kernels.errors import UnsupportedLoad
+from neuron.kernels.formats.errors import FormatKind
 from neuron.kernels.formats.expected import GGUF, ROPE_FREQUENCIES, SAFETENSORS, check_tensors
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.gguf import GgufFile, open_gguf
 from neuron.kernels.formats.gguf_config import config_from_gguf
-from neuron.kernels.formats.hf_config import parse_config
+from neuron.kernels.formats.hf_config import MAX_CONFIG_BYTES, parse_config
 from neuron.kernels.formats.in_situ import FLOATS, effective_quant
+from neuron.kernels.formats.mapped_file import read_small
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.formats.projector import PREFIX, read_projector, seeing
 from neuron.kernels.formats.safetensors import SafetensorsSet
@@ -59,7 +60,7 @@ def open_model(spec: LoadSpec, team: Team) -> OpenedModel:
         raise UnsupportedLoad("unsupported_format", f"Files of format {spec.format} cannot be loaded.")
     if spec.config is None:
         raise UnsupportedLoad("invalid_model_config", "A safetensors model needs its config.json.")
-    config = parse_config(Path(spec.config).read_bytes())
+    config = parse_config(read_small(spec.config, MAX_CONFIG_BYTES, FormatKind.INVALID_CONFIG))
     dense = SafetensorsSet.open(spec.files)
     found = check_tensors(config, dense.tensors, SAFETENSORS)
     vision, names = check_vision(config, dense.tensors), Names(config, SAFETENSORS, found.prefix)

@@ -15,6 +15,10 @@ MAX_HEAD_DIM = 1024
 MAX_VOCAB = 1 << 22
 MAX_POSITION = 1 << 27
 MAX_EOS = 64
+#: A base of rotary frequencies is above 1, and factors that divide them are above 0: their logarithms and quotients are
+#: numbers.
+MIN_THETA, MAX_THETA = 1.01, 1e12
+MIN_TURNS, MAX_TURNS = 1e-3, 1e4
 
 _MISSING: Any = object()
 

@@ -12,7 +12,11 @@ from neuron.kernels.formats.fields import (
     MAX_INTERMEDIATE,
     MAX_LAYERS,
     MAX_POSITION,
+    MAX_THETA,
+    MAX_TURNS,
     MAX_VOCAB,
+    MIN_THETA,
+    MIN_TURNS,
     Fields,
     check_heads,
     check_rotary,
@@ -175,13 +179,13 @@ def _rope(
     check_rotary(fields, rotary_dim, head_dim, section)
     factor = max(factor, 1.0)
     return RopeConfig(
-        theta=fields.number("rope.freq_base", 1.0, 1e12, 10_000.0),
+        theta=fields.number("rope.freq_base", MIN_THETA, MAX_THETA, 10_000.0),
         rotary_dim=rotary_dim,
         scaling=scaling,
         factor=1.0 if scaling is RopeScaling.NONE else factor,
         original_max_position=fields.integer("rope.scaling.original_context_length", 1, MAX_POSITION, max_position),
-        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 0.0, 1e4, 32.0),
-        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 0.0, 1e4, 1.0),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", MIN_TURNS, MAX_TURNS, 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", MIN_TURNS, MAX_TURNS, 1.0),
         attention_factor=_attention_factor(fields, scaling, factor),
         mrope_section=section,
         mrope_interleaved=section is not None,

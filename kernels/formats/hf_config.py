@@ -104,9 +104,7 @@ def _config(architecture: Architecture, fields: Fields, outer: Fields) -> ModelC
         intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
         max_position=max_position,
-        rope=parse_rope(
-            fields, WHERE, head_dim=head_dim, max_position=max_position, default_partial=0.25 if hybrid else 1.0
-        ),
+        rope=parse_rope(fields, WHERE, head_dim=head_dim, max_position=max_position, hybrid=hybrid),
         layer_kinds=_layer_kinds(fields, architecture, layers, max_position),
         tie_word_embeddings=_tied(fields, outer),
         attention_bias=architecture is Architecture.QWEN2 or bias,

@@ -117,6 +117,12 @@ def test_the_partial_factor_counts_once(spelling: dict[str, Any]) -> None:
     assert rope(**spelling).rotary_dim == 16
 
 
+def test_the_hybrid_interleaves_axes_where_the_file_is_silent() -> None:
+    silent = parse_config(config_json(HYBRID, head_dim=..., rope_parameters={"rope_theta": 1e7})).rope
+    assert (silent.rotary_dim, silent.mrope_section, silent.mrope_interleaved) == (64, (11, 11, 10), True)
+    assert parse_config(config_json(QWEN3, head_dim=64)).rope.mrope_section is None
+
+
 @pytest.mark.parametrize("name", ["type", "rope_type"])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_scalings(key: str, name: str) -> None:
@@ -166,6 +172,11 @@ def test_rope_that_is_not_built(spelling: dict[str, Any]) -> None:
         {"rope_scaling": {"type": "linear", "factor": 0.5}},
         {"rope_scaling": {"type": 7}},
         {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}},
+        # None of these has a logarithm or a quotient.
+        {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2}},
+        {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 0, "high_freq_factor": 4}},
+        {"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 0}},
+        {"rope_scaling": {"type": "yarn", "factor": 2, "beta_slow": 5e-324}},
         {"rope_parameters": {"partial_rotary_factor": 1.5}},
         {"rope_parameters": {"partial_rotary_factor": 0.01}},
         {"rope_parameters": {"mrope_section": [1, 1]}},
