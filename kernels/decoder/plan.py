@@ -92,6 +92,7 @@ Q_BIAS, K_BIAS, V_BIAS, O_BIAS = 33, 34, 35, 36
 GATE_BIAS, UP_BIAS, DOWN_BIAS = 37, 38, 39
 #: Index of a full-attention layer within the KV cache.
 CACHE_LAYER = 40
+Q_GATE_BIAS = 41
 # Linear layers: projections, vectors, index within the recurrent state.
 LINEAR_QKV, LINEAR_Z, LINEAR_A, LINEAR_B, LINEAR_OUT = 44, 48, 52, 56, 60
 CONV, DECAY, DT_BIAS, LINEAR_NORM, STATE_LAYER = 64, 65, 66, 67, 68
@@ -126,6 +127,7 @@ VECTOR_ROLES = {
     "k_bias": K_BIAS,
     "v_bias": V_BIAS,
     "o_bias": O_BIAS,
+    "q_gate_bias": Q_GATE_BIAS,
     "gate_bias": GATE_BIAS,
     "up_bias": UP_BIAS,
     "down_bias": DOWN_BIAS,

@@ -29,7 +29,7 @@ Q_BIAS, K_BIAS, V_BIAS, O_BIAS = plan.Q_BIAS, plan.K_BIAS, plan.V_BIAS, plan.O_B
 GATE_BIAS, UP_BIAS, DOWN_BIAS, CACHE_LAYER = plan.GATE_BIAS, plan.UP_BIAS, plan.DOWN_BIAS, plan.CACHE_LAYER
 EMBEDDING, HEAD, FINAL_NORM, FULL = plan.EMBEDDING, plan.HEAD, plan.FINAL_NORM, plan.FULL
 LINEAR_QKV, LINEAR_Z, LINEAR_A = plan.LINEAR_QKV, plan.LINEAR_Z, plan.LINEAR_A
-LINEAR_B, LINEAR_OUT, Q_GATE = plan.LINEAR_B, plan.LINEAR_OUT, plan.Q_GATE
+LINEAR_B, LINEAR_OUT, Q_GATE, Q_GATE_BIAS = plan.LINEAR_B, plan.LINEAR_OUT, plan.Q_GATE, plan.Q_GATE_BIAS
 
 
 @spliced
@@ -164,7 +164,7 @@ def attention_layer(thread, threads, n, splits, layer, shape, b):
     held = project(thread, threads, n, layer, K, shape.hidden, held, b.key, narrow, layer[K_BIAS], b)
     held = project(thread, threads, n, layer, V, shape.hidden, held, b.value, narrow, layer[V_BIAS], b)
     if layer[Q_GATE + 1] != 0:
-        project(thread, threads, n, layer, Q_GATE, shape.hidden, held, b.query_gate, shape.heads * dim * 4, 0, b)
+        project(thread, threads, n, layer, Q_GATE, shape.hidden, held, b.query_gate, wide, layer[Q_GATE_BIAS], b)
     barrier(b.barrier, threads)
     write_heads(thread, threads, n, layer, shape, b)
     barrier(b.barrier, threads)

@@ -92,6 +92,9 @@ def _layer(
         layer.vectors[role] = norm(names.layer(role, index))
     for role in roles.biases:
         layer.vectors[role] = reader.vector(names.layer(role, index))
+    if "q_bias" in layer.vectors and config.attn_output_gate:
+        halves = gdn_weights.split_gate_bias(layer.vectors["q_bias"], config.num_heads)
+        layer.vectors["q_bias"], layer.vectors["q_gate_bias"] = halves
     return layer
 
 

@@ -30,6 +30,14 @@ def transposed_taps(weight: Floats, kernel: int) -> Floats:
     return result
 
 
+def split_gate_bias(bias: Floats, heads: int) -> tuple[Floats, Floats]:
+    """q_proj's bias as the query's and the gate's."""
+    parts = bias.reshape(heads, 2, -1)
+    query, gate = (aligned_bytes(bias.nbytes // 2).view(np.float32) for _ in range(2))
+    query.reshape(heads, -1)[:], gate.reshape(heads, -1)[:] = parts[:, 0], parts[:, 1]
+    return query, gate
+
+
 def split_gate(matrix: Matrix, heads: int) -> tuple[Matrix, Matrix]:
     """q_proj of gated attention, rows [heads, (query, gate), head_dim], as the query's and the gate's matrix."""
     rows = matrix.rows // 2

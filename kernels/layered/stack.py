@@ -80,7 +80,8 @@ class Stack:
         rows, vectors = sequence.rows.rows[number], layer.vectors
         norms = (vectors["q_norm"], vectors["k_norm"]) if "q_norm" in vectors else None
         query = ops.rope_and_write(q, k, v, norms, rows, span)
-        mixed = ops.attend(query, rows, span, self._scale, gate[0] if gate else None)
+        gates = [_biased(x, vectors.get("q_gate_bias")).to(x.dtype) for x in gate]
+        mixed = ops.attend(query, rows, span, self._scale, gates[0] if gates else None)
         return self._summed(layer, "o", mixed)
 
     def _delta_net(

@@ -143,6 +143,9 @@ class ShardLoader:
             layer.vectors[role] = place.vector(values)
             if place.on_host:
                 layer.host_vectors[role] = values
+            if role == "q_bias" and self._config.attn_output_gate:
+                halves = gdn_weights.split_gate_bias(values, self._config.num_heads)
+                layer.vectors["q_bias"], layer.vectors["q_gate_bias"] = (place.vector(half) for half in halves)
         return layer
 
     def _linear(self, name: str, cut: Cut = Cut()) -> Linear:  # noqa: B008  (frozen)

@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 64,
         "layer_types": [FULL, LINEAR, FULL, LINEAR, FULL],
     },
+    "biases, of the gate too": {"attention_bias": True, "layer_types": [LINEAR, FULL]},
     "one kv head, convolution of two": {
         "num_attention_heads": 3,
         "num_key_value_heads": 1,

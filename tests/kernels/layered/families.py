@@ -17,6 +17,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("Llama", {"tie_word_embeddings": True, "num_hidden_layers": 1, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 1}),
     "hybrid": ("hybrid", {"linear_num_value_heads": 8, "layer_types": [LINEAR, FULL]}),
+    "hybrid-biased": ("hybrid", {"attention_bias": True, "linear_num_value_heads": 8, "layer_types": [FULL, LINEAR]}),
     "hybrid-tied": (
         "hybrid",
         {
