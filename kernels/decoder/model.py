@@ -10,7 +10,7 @@ from neuron.kernels.attention.cache import KvCache
 from neuron.kernels.attention.rope import Rope
 from neuron.kernels.decoder.buffers import PREFILL_ROWS, STEP_ROWS, Workspace
 from neuron.kernels.decoder.prefill import Prefill
-from neuron.kernels.decoder.sequence import Checkpoint, SequenceCache
+from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.decoder.step import run_step
 from neuron.kernels.decoder.weights import DecoderWeights
 from neuron.kernels.engine import ModelMemory
@@ -130,17 +130,6 @@ class DecoderModel:
         """Tokens that `sequence` holds."""
         cache = self._caches.get(sequence)
         return 0 if cache is None else cache.length
-
-    def checkpoint(self, sequence: int) -> Checkpoint:
-        """A copy of what cannot be rolled back of `sequence`, at its present length. KeyError if it holds nothing."""
-        return self._caches[sequence].checkpoint()
-
-    def restore(self, sequence: int, checkpoint: Checkpoint) -> int:
-        """Take `sequence` back to `checkpoint`; returns the length then held.
-
-        Raises KeyError if it holds nothing, ValueError if it no longer holds the text that the checkpoint was made on.
-        """
-        return self._caches[sequence].restore(checkpoint)
 
     def save_rows(self, sequence: int, block: int, begin: int, end: int) -> int:
         """See DeviceModel.save_rows."""

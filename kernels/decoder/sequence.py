@@ -1,4 +1,4 @@
-"""SequenceCache: everything the model keeps of one sequence, and its checkpoints. Owned by DecoderModel."""
+"""SequenceCache: everything the model keeps of one sequence. Owned by DecoderModel."""
 
 from dataclasses import dataclass, field
 
@@ -10,34 +10,12 @@ from neuron.kernels.gdn.state import RecurrentState
 from neuron.kernels.prefix.blocks import Pages
 
 
-@dataclass(slots=True, frozen=True, eq=False)
-class Checkpoint:
-    """The state of a sequence after its first `length` tokens, on top of the KV rows that the sequence still holds.
-
-    `state` float32 [layers, floats], a copy (None without linear layers). Worth something only to the cache that
-    made it, and only until rows below `length` are given up.
-    """
-
-    length: int
-    state: npt.NDArray[np.float32] | None
-    #: The cache's history when it was made.
-    epoch: int
-    cuts: int
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.state is None else self.state.nbytes
-
-
 @dataclass(slots=True)
 class SequenceCache:
     """KV rows of the full-attention layers and the state of the linear ones. `length`: tokens held."""
 
     kv: KvCache
     state: RecurrentState | None = None
-    _epoch: int = 0
-    #: Lengths that the sequence was cut back to since it was last empty.
-    _cuts: list[int] = field(default_factory=list)
     #: (length, delta): from this length on, rotary positions are `delta` ahead of the tokens' own (M-RoPE).
     _deltas: list[tuple[int, int]] = field(default_factory=list)
 
@@ -75,39 +53,17 @@ class SequenceCache:
         """Hold only the first `keep` tokens; returns how many are held.
 
         A recurrent state cannot be rolled back: with linear layers anything but the whole length empties the
-        sequence. A checkpoint at `keep` is the way back (`restore`).
+        sequence.
         """
         if keep >= self.length > 0:
             return self.length
         if self.state is not None or keep <= 0:
             return self._empty()
-        return self._cut(keep)
-
-    def checkpoint(self) -> Checkpoint:
-        """A copy of what cannot be cut, at the present length."""
-        state = None if self.state is None else self.state.data.copy()
-        return Checkpoint(self.length, state, self._epoch, len(self._cuts))
-
-    def restore(self, checkpoint: Checkpoint) -> int:
-        """Go back to `checkpoint`, which may be used again; returns the length then held.
-
-        Raises ValueError when it is not of this cache's present text, or its KV rows are no longer held.
-        """
-        lost = min((*self._cuts[checkpoint.cuts :], self.length))
-        if checkpoint.epoch != self._epoch or checkpoint.length > lost:
-            raise ValueError("the checkpoint is of a text that this sequence no longer holds")
-        if (checkpoint.state is None) is not (self.state is None):
-            raise ValueError("the checkpoint is of another kind of model")
-        if checkpoint.length == 0:
-            return self._empty()
-        if self.state is not None and checkpoint.state is not None:
-            np.copyto(self.state.data, checkpoint.state)
-        return self._cut(checkpoint.length)
+        self._deltas = [entry for entry in self._deltas if entry[0] <= keep]
+        return self.kv.truncate(keep)
 
     def place(self, length: int) -> int:
-        """Hold `length` tokens whose rows and state were just put in place; earlier checkpoints are void."""
-        self._epoch += 1
-        self._cuts.clear()
+        """Hold `length` tokens whose rows and state were just put in place."""
         self._deltas.clear()
         self.kv.length = length
         return length
@@ -141,16 +97,9 @@ class SequenceCache:
         self.kv.close()
         self.state = None
 
-    def _cut(self, length: int) -> int:
-        self._cuts.append(length)
-        self._deltas = [entry for entry in self._deltas if entry[0] <= length]
-        return self.kv.truncate(length)
-
     def _empty(self) -> int:
         if self.state is not None and self.length:
             self.state.reset()
-        self._epoch += 1
-        self._cuts.clear()
         self._deltas.clear()
         return self.kv.truncate(0)
 

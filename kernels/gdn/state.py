@@ -42,9 +42,8 @@ class StateShape:
 
 def state_shape(config: ModelConfig) -> StateShape | None:
     """None for a model without linear layers."""
-    if config.linear is None:
-        return None
-    return StateShape(sum(kind is LayerKind.LINEAR for kind in config.layer_kinds), config.linear)
+    layers = sum(kind is LayerKind.LINEAR for kind in config.layer_kinds)
+    return None if config.linear is None or layers == 0 else StateShape(layers, config.linear)
 
 
 class RecurrentState:
