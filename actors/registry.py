@@ -49,6 +49,7 @@ from neuron.runtime.errors import InternalError, NeuronError, RestartLimit, Shut
 from neuron.runtime.logs import get_logger
 from neuron.runtime.part import Part
 from neuron.runtime.supervisor import Restart, Supervisor
+from neuron.runtime.workers import Workers
 
 log = get_logger(__name__)
 
@@ -69,7 +70,7 @@ class Registry:
         self._gates = Gates(settings.limits, self._text_work)
         self._offered_capabilities: dict[str, tuple[str, ...]] = {}
         #: A disk that does not answer holds these threads, and none that requests and loads need.
-        self._lookups = anyio.CapacityLimiter(2)
+        self._lookups = Workers(2, "lookups")
         self._draining = False
         self._parts = Supervisor("daemon")
         self._facts = discovery.gather(0)
@@ -129,6 +130,7 @@ class Registry:
         self._draining = True
         await shut_down(self._catalogue, self._desk, self._devices, self.settings.server.shutdown_seconds)
         self._text_work.close()
+        self._lookups.close()
 
     def _make_device(self, device_id: str) -> DeviceActor:
         spare = self._spare if self._spare is not None and self._spare.device_id == device_id else None
@@ -177,8 +179,7 @@ class Registry:
         entry = self._catalogue.find(model_id)
         if entry is not None and entry.info().capabilities:
             return entry.info().capabilities
-        read = self._loader.local_capabilities
-        return await anyio.to_thread.run_sync(read, model_id, abandon_on_cancel=True, limiter=self._lookups)
+        return await self._lookups.run(self._loader.local_capabilities, model_id)
 
     def load_figures(self) -> list[ModelLoadFigures]:
         return [entry.figures_now() for entry in self._catalogue if entry.state is not ModelState.FAILED]

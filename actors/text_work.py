@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import anyio
-import anyio.to_thread
-
 from neuron.actors.images.decoder import ImageDecoder, PromptImage
 from neuron.actors.images.processor import ImageProcessor
 from neuron.actors.images.sight import VISION
@@ -15,6 +12,7 @@ from neuron.actors.text.constraint import build_constraint
 from neuron.actors.text.constraint_grammar import call_form
 from neuron.actors.text.render import Renderer
 from neuron.actors.text.types import RenderedPrompt
+from neuron.runtime.workers import Workers
 
 #: Prompts shorter than this many characters are tokenised where they are: a thread would cost more.
 SHORT_TEXT = 2048
@@ -26,7 +24,7 @@ class PooledTextWork:
     def __init__(self) -> None:
         self._renderer = Renderer()
         self._decoder = ImageDecoder()
-        self._threads = anyio.CapacityLimiter(THREADS)
+        self._workers = Workers(THREADS, "text")
 
     async def start(self) -> None:
         await self._renderer.start()
@@ -37,7 +35,7 @@ class PooledTextWork:
     async def encode(self, text: TextModel, prompt: RenderedPrompt) -> list[int]:
         if len(prompt.text) < SHORT_TEXT:
             return text.tokenizer.encode(prompt.segments)
-        return await anyio.to_thread.run_sync(text.tokenizer.encode, prompt.segments, limiter=self._threads)
+        return await self._workers.run(text.tokenizer.encode, prompt.segments)
 
     async def decode_images(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
         return await self._decoder.decode(parts, processor)
@@ -56,8 +54,9 @@ class PooledTextWork:
                 text, request, opens_reasoning=opens_reasoning, form=form, max_new_tokens=max_new_tokens
             )
 
-        return await anyio.to_thread.run_sync(build, limiter=self._threads)
+        return await self._workers.run(build)
 
     def close(self) -> None:
         self._renderer.close()
         self._decoder.close()
+        self._workers.close()

@@ -8,12 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-import anyio
-import anyio.to_thread
-
 from neuron.runtime.confined import Disconnected, receive_frame, send_frame
 from neuron.runtime.errors import InternalError, ShuttingDown
 from neuron.runtime.logs import get_logger
+from neuron.runtime.workers import Workers
 
 log = get_logger(__name__)
 START_SECONDS = 20.0
@@ -94,8 +92,8 @@ class ConfinedPool:
 
     def __init__(self, module: str, size: int = 2) -> None:
         self._module = module
-        self._size = size
-        self._limiter: anyio.CapacityLimiter | None = None
+        #: One thread for each child.
+        self._workers = Workers(size, "helpers")
         self._idle: deque[ConfinedChild] = deque()
         self._busy: set[ConfinedChild] = set()
         self._lock = threading.Lock()
@@ -104,11 +102,9 @@ class ConfinedPool:
     async def start(self) -> None:
         """Start one child ahead of the first request. Failing to is logged, and tried again by the request."""
         try:
-            child = await anyio.to_thread.run_sync(ConfinedChild, self._module)
-        except (Disconnected, OSError) as error:
+            await self._workers.run(self._start_idle)
+        except (Disconnected, OSError, ShuttingDown) as error:
             log.warning("a helper process did not start", module=self._module, reason=type(error).__name__)
-            return
-        self._give_back(child)
 
     async def exchange(
         self, payload: bytes, *, seconds: float, healthy: Callable[[bytearray], bool] = bool
@@ -117,15 +113,14 @@ class ConfinedPool:
 
         Raises TimeoutError (the child is ended), ChildLost, ShuttingDown, InternalError (none could be started).
         """
-        if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(self._size)
-        return await anyio.to_thread.run_sync(self._exchange, payload, seconds, healthy, limiter=self._limiter)
+        return await self._workers.run(self._exchange, payload, seconds, healthy)
 
     def close(self) -> None:
         """End all idle children; those at work end with their work."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, deque()
+        self._workers.close()
         for child in idle:
             child.kill()
 
@@ -133,6 +128,9 @@ class ConfinedPool:
         """Process ids of all children, those at work first."""
         with self._lock:
             return [child.pid for child in (*self._busy, *self._idle)]
+
+    def _start_idle(self) -> None:
+        self._give_back(ConfinedChild(self._module))
 
     def _exchange(self, payload: bytes, seconds: float, healthy: Callable[[bytearray], bool]) -> bytearray:
         child = self._take()

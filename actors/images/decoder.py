@@ -4,7 +4,6 @@ import hashlib
 import signal
 from collections.abc import Sequence
 
-import anyio.to_thread
 import msgspec
 import numpy as np
 
@@ -17,6 +16,7 @@ from neuron.actors.limits import IMAGE_PIXELS, IMAGE_PIXELS_TOTAL, IMAGES
 from neuron.actors.request import ImagePart
 from neuron.runtime.confined_pool import ChildLost, ConfinedPool
 from neuron.runtime.errors import InternalError
+from neuron.runtime.workers import Workers
 
 MODULE = "neuron.actors.images.decoder_child"
 WALL_SECONDS = 20.0
@@ -45,6 +45,7 @@ class ImageDecoder:
 
     def __init__(self, *, processes: int = 2) -> None:
         self._pool = ConfinedPool(MODULE, processes)
+        self._workers = Workers(processes, "images")
 
     async def decode(self, parts: Sequence[ImagePart], processor: ImageProcessor) -> tuple[PromptImage, ...]:
         """The images in order. Raises InvalidImage naming the place, ShuttingDown, InternalError (a child was lost)."""
@@ -52,10 +53,10 @@ class ImageDecoder:
             raise InvalidImage(f"A request may hold at most {IMAGES.value} images.", param="messages")
         images, left = [], IMAGE_PIXELS_TOTAL.value
         for part in parts:
-            content = await anyio.to_thread.run_sync(parse_data_uri, part.url, part.where)
+            content = await self._workers.run(parse_data_uri, part.url, part.where)
             reply = await self._ask(content, processor, min(IMAGE_PIXELS.value, left), part.where)
             left -= reply.pixels
-            images.append(await anyio.to_thread.run_sync(_to_image, reply, processor))
+            images.append(await self._workers.run(_to_image, reply, processor))
         return tuple(images)
 
     async def start(self) -> None:
@@ -65,6 +66,7 @@ class ImageDecoder:
 
     def close(self) -> None:
         self._pool.close()
+        self._workers.close()
 
     @property
     def pool(self) -> ConfinedPool:

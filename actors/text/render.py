@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
-import anyio.to_thread
 import msgspec
 
 from neuron.actors.errors import InvalidValue, TemplateError, TemplateTooLarge, VisionUnsupported
@@ -18,6 +17,7 @@ from neuron.actors.text.template_kwargs import check_template_kwargs
 from neuron.actors.text.template_pool import TemplatePool
 from neuron.actors.text.types import RenderedPrompt
 from neuron.runtime.errors import NeuronError
+from neuron.runtime.workers import Workers
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Renderer:
 
     def __init__(self, *, processes: int = 2, prompt_bytes: int = 8 << 20) -> None:
         self._pool = TemplatePool(processes)
+        self._workers = Workers(processes, "rendering")
         self._max_bytes = 4 * prompt_bytes
 
     async def start(self) -> None:
@@ -62,6 +63,7 @@ class Renderer:
     def close(self) -> None:
         """End the children. Later renders raise ShuttingDown."""
         self._pool.close()
+        self._workers.close()
 
     @property
     def pool(self) -> TemplatePool:
@@ -84,8 +86,8 @@ class Renderer:
         text = await self._run(model, source, messages, tools, knobs)
         view = View(messages, tools, knobs)
         spans = await self._data_spans(model, source, view, text) if control else []
-        segments = await _apart(text, to_segments, text, spans)
-        opens = await _apart(text, opens_reasoning, model, segments)
+        segments = await self._apart(text, to_segments, text, spans)
+        opens = await self._apart(text, opens_reasoning, model, segments)
         return RenderedPrompt(segments=segments, text=text, opens_reasoning=opens)
 
     async def _data_spans(self, model: TextModel, source: str, view: "View", text: str) -> list[tuple[int, int]]:
@@ -96,21 +98,21 @@ class Renderer:
         """
         control = model.tokenizer.control
         data = list(view.texts())
-        tokens = await _apart(text, tokens_in, data, control)
+        tokens = await self._apart(text, tokens_in, data, control)
         marks = choose_marks(data)
         if marks is None or len(tokens) * len(text) > _MAX_TRIED_CHARACTERS:
-            return await _apart(text, spans_by_search, text, data, control, tokens)
+            return await self._apart(text, spans_by_search, text, data, control, tokens)
 
         async def attempt(skipped: Collection[str]) -> list[tuple[int, int]] | None:
             marker = DataMarker(control, marks, lenient_texts(model), skipped)
-            marked = await _apart(text, view.marked, marker)
+            marked = await self._apart(text, view.marked, marker)
             if marked == view:
                 return []
             try:
                 rendered = await self._run(model, source, *marked)
             except (TemplateError, TemplateTooLarge):
                 return None
-            plain, spans = await _apart(text, read_marks, rendered, marks, control)
+            plain, spans = await self._apart(text, read_marks, rendered, marks, control)
             return spans if plain == text else None
 
         spans = await attempt(())
@@ -120,7 +122,7 @@ class Renderer:
         spans = await attempt(looked_for)
         if spans is None:
             looked_for, spans = tokens, []
-        return spans + await _apart(text, spans_by_search, text, data, control, looked_for)
+        return spans + await self._apart(text, spans_by_search, text, data, control, looked_for)
 
     async def _forms(self, model: TextModel, source: str, images: bool) -> ContentForms:
         """How the template takes content; found once per template by rendering two probes."""
@@ -153,12 +155,11 @@ class Renderer:
             raise InvalidValue("The messages cannot be rendered.", param="messages") from error
         return await self._pool.render(source, encoded, max_bytes=self._max_bytes)
 
-
-async def _apart(text: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """Call `function`, off the event loop when the prompt is long."""
-    if len(text) < _SHORT:
-        return function(*args)
-    return await anyio.to_thread.run_sync(function, *args)
+    async def _apart(self, text: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+        """Call `function`, off the event loop when the prompt is long."""
+        if len(text) < _SHORT:
+            return function(*args)
+        return await self._workers.run(function, *args)
 
 
 def lenient_texts(model: TextModel) -> frozenset[str]:
