@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import anyio.to_thread
-import msgspec
 
 from neuron.actors.admission import wait_for_memory
 from neuron.actors.errors import InvalidValue, VisionUnsupported
@@ -15,7 +14,7 @@ from neuron.actors.images.decoder import PromptImage
 from neuron.actors.images.processor import ImageProcessor
 from neuron.actors.images.prompt import PromptImages, check_places, expand
 from neuron.actors.images.sight import Sight
-from neuron.actors.request import ImagePart, InferenceRequest, Message
+from neuron.actors.request import ImagePart, InferenceRequest
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.params import resolve_sampling
 from neuron.actors.sampling.sampler import Constraint, Sampler, is_warm, warm_up
@@ -67,7 +66,6 @@ class Gates:
         if images and resident.sight is not None:
             prompt, seen = await self._see(resident.sight, prompt, images)
             _check_prompt(resident, prompt)
-            request = _without_urls(request)
         _check_bias(resident, request)
         max_new_tokens = resident.limits.new_tokens(request.max_tokens, len(prompt))
         constraint = await self._text_work.constrain(
@@ -77,7 +75,7 @@ class Gates:
         if not is_warm():
             await anyio.to_thread.run_sync(warm_up)
         return Work(
-            request=request,
+            req_id=request.req_id,
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             parser=build_parser(text, opens_reasoning=rendered.opens_reasoning, request=request),
@@ -111,18 +109,6 @@ def _images(resident: Resident, request: InferenceRequest) -> list[ImagePart]:
             suggestion="send text only, or load a model with the vision capability",
         )
     return images
-
-
-def _without_urls(request: InferenceRequest) -> InferenceRequest:
-    """The request without the text of its images: megabytes that would wait in the queue with it."""
-
-    def bare(message: Message) -> Message:
-        if isinstance(message.content, str):
-            return message
-        parts = tuple(ImagePart("", part.where) if isinstance(part, ImagePart) else part for part in message.content)
-        return msgspec.structs.replace(message, content=parts)
-
-    return msgspec.structs.replace(request, messages=tuple(bare(message) for message in request.messages))
 
 
 def _check_prompt(resident: Resident, prompt: list[int]) -> None:

@@ -25,6 +25,12 @@ HEADER_COUNT = Limit("number of request headers", 100, "headers", "431 headers_t
 HEADER_SECONDS = Limit("time for the request headers", 10, "s", "408 body_timeout, close")
 BODY_SECONDS = Limit("time for the request body, beyond what 64 KiB/s explain", 30, "s", "408 body_timeout, close")
 BODY_BYTES_PER_SECOND = 64 * KIB
+BODIES_BYTES = Limit(
+    "all request bodies that arrive or are read at one time, beyond the first 64 KiB of each",
+    256 * MIB,
+    "bytes",
+    "429 rate_limit_exceeded",
+)
 KEEP_ALIVE_SECONDS = Limit("idle connection", 120, "s", "close")
 CONNECTIONS = Limit("open connections", 1024, "connections", "close")
 CONNECTIONS_PER_PEER = Limit("open connections of one remote address (loopback excepted)", 64, "connections", "close")

@@ -4,16 +4,19 @@ import time
 from dataclasses import dataclass, field
 
 from neuron.actors.images.prompt import PromptImages
-from neuron.actors.request import InferenceRequest
 from neuron.actors.sampling.sampler import Sampler
 from neuron.actors.text.types import Detokenizer, OutputParser
 
 
 @dataclass(slots=True)
 class Work:
-    """Everything a session needs, nothing left to be found wrong."""
+    """Everything a session needs, nothing left to be found wrong.
 
-    request: InferenceRequest
+    The request itself is not kept: a conversation of megabytes, of which a template may use little, would wait in the
+    queue with it.
+    """
+
+    req_id: str
     prompt: list[int]
     max_new_tokens: int
     parser: OutputParser

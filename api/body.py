@@ -8,6 +8,7 @@ from typing import Any
 from neuron.actors import limits
 from neuron.actors.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
 from neuron.actors.settings import LimitSettings
+from neuron.api.body_budget import BodyShare
 from neuron.api.context import Headers
 from neuron.api.errors import MalformedHttp
 
@@ -56,10 +57,10 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def read_body(receive: Receive, method: str, settings: LimitSettings) -> bytes:
+async def read_body(receive: Receive, method: str, settings: LimitSettings, share: BodyShare) -> bytes:
     """The whole body. Counted while it arrives; a body that trickles is cut, a large one at a fair pace is not.
 
-    Raises BodyTooLarge, BodyTimeout, ClientGone.
+    Raises BodyTooLarge, BodyTimeout, ClientGone, RateLimited (too many large bodies at one time).
     """
     cap = most_bytes(method, settings)
     parts: list[bytes] = []
@@ -78,6 +79,7 @@ async def read_body(receive: Receive, method: str, settings: LimitSettings) -> b
         size += len(parts[-1])
         if size > cap:
             raise _too_many(method, settings)
+        share.hold(size)
         if not message.get("more_body", False):
             return b"".join(parts)
 

@@ -24,6 +24,8 @@ class RequestContext:
     include_thinking: bool
     connection: Connection | None
     body: bytes = b""
+    #: Tells the edge that nothing of the body is held any more.
+    forget_body: Callable[[], None] = lambda: None
     #: The code of the error that the answer is, or that its stream ended with; for the metrics.
     error_code: str = ""
     #: Called by the edge once the answer is over or the client gone, whatever happened; must not block.

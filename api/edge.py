@@ -14,6 +14,7 @@ from neuron.actors.errors import HeadersTooLarge
 from neuron.actors.settings import Settings
 from neuron.api.access import Access, Asking
 from neuron.api.body import ClientGone, Receive, check_body_headers, discard_body, read_body
+from neuron.api.body_budget import BodyBudget, BodyShare
 from neuron.api.context import Headers, RequestContext, collect_headers, request_id, wants_thinking
 from neuron.api.errors import MalformedHttp, error_bytes, error_headers, log_rejection, public
 from neuron.api.traffic import Traffic
@@ -60,6 +61,7 @@ class Edge:
         self._limits = settings.limits
         self._access = access
         self._traffic = traffic
+        self._bodies = BodyBudget()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,7 +79,8 @@ class Edge:
             headers=headers,
         )
         try:
-            await self._handle(scope, receive, reply, asking, req_id)
+            with self._bodies.share() as share:
+                await self._handle(scope, receive, reply, asking, req_id, share)
         except ClientGone:
             _log.debug("client left before its body was complete", path=asking.path[:200])
         except Exception as error:
@@ -85,7 +88,9 @@ class Edge:
         finally:
             self._traffic.count(asking.method, asking.path, reply.status, time.monotonic() - started, reply.code)
 
-    async def _handle(self, scope: Any, receive: Receive, reply: _Reply, asking: Asking, req_id: str) -> None:
+    async def _handle(
+        self, scope: Any, receive: Receive, reply: _Reply, asking: Asking, req_id: str, share: BodyShare
+    ) -> None:
         try:
             _check_headers(scope, asking)
             if asking.method == "OPTIONS" and self._access.allowed_origin(asking.headers) is not None:
@@ -93,7 +98,7 @@ class Edge:
                 return
             self._access.check(asking)
             check_body_headers(asking.method, asking.headers, scope["headers"], self._limits)
-            body = await read_body(receive, asking.method, self._limits)
+            body = await read_body(receive, asking.method, self._limits, share)
         except NeuronError as error:
             log_rejection(error, method=asking.method, path=asking.path)
             await self._refuse(error, receive, reply, asking)
@@ -104,6 +109,7 @@ class Edge:
             include_thinking=wants_thinking(asking.headers),
             connection=scope["state"].get("connection"),
             body=body,
+            forget_body=share.release,
         )
         scope["state"]["context"] = context
         try:

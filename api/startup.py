@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from neuron.actors.device.devices import parse_device
+from neuron.actors.limits import BODIES_BYTES, MIB
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.configured import check_sources
 from neuron.runtime.config import load_settings
@@ -143,3 +144,5 @@ def _check_limits(settings: Settings) -> None:
         least = 0 if name in ("min_free_vram_mb", "per_principal", "queue_per_model", "queue_total") else 1
         if value is not None and value < (least if isinstance(value, int) else 0.01):
             raise ConfigError(f"limits.{name} must be at least {least}.")
+    if limits.body_mb * MIB > BODIES_BYTES.value:
+        raise ConfigError(f"limits.body_mb must be at most {BODIES_BYTES.value // MIB}.")

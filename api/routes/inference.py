@@ -3,7 +3,6 @@
 import time
 from typing import Any, Protocol, TypeVar
 
-import anyio.to_thread
 import msgspec
 from quart import Quart, Response
 
@@ -21,6 +20,7 @@ from neuron.api.validate.chat import has_images, read_chat
 from neuron.api.validate.responses import ResponsesCall, read_responses
 from neuron.api.wire.chat import ChatFold, ChatShape, ChatStream, new_chat_id
 from neuron.api.wire.responses import ResponsesShape, ResponsesStream, new_response_id, responses_body
+from neuron.runtime.workers import Workers
 
 Call = TypeVar("Call", covariant=True)
 
@@ -29,15 +29,18 @@ class Reads(Protocol[Call]):
     def __call__(self, body: dict[str, Any], *, req_id: str, principal: str) -> Call: ...
 
 
-#: Bodies above this many bytes are parsed in a thread.
+#: Bodies above this many bytes are parsed in a thread, so many at once: each may take several times its own size.
 _SMALL_BODY = 64 * limits.KIB
+_PARSERS = 2
 
 
 def register(app: Quart, daemon: Daemon) -> None:
+    workers = Workers(_PARSERS, "bodies")
+
     @app.post("/v1/chat/completions")
     async def chat() -> Response:
         context = current()
-        call = await _parse(context, read_chat)
+        call = await _parse(workers, context, read_chat)
         request = _default_thinking(call.request, daemon, context)
         shape = ChatShape(
             id=new_chat_id(),
@@ -59,7 +62,7 @@ def register(app: Quart, daemon: Daemon) -> None:
     @app.post("/v1/responses")
     async def responses() -> Response:
         context = current()
-        call = await _parse(context, read_responses)
+        call = await _parse(workers, context, read_responses)
         stream, streamed = await _submit(daemon, call.request, context), call.stream
         projection = ResponsesStream(_responses_shape(call, context))
         del call
@@ -69,14 +72,14 @@ def register(app: Quart, daemon: Daemon) -> None:
         return Response(responses_body(projection), content_type="application/json")
 
 
-async def _parse(context: RequestContext, read: Reads[Call]) -> Call:
+async def _parse(workers: Workers, context: RequestContext, read: Reads[Call]) -> Call:
     def work() -> Call:
         return read(decode_object(context.body), req_id=context.req_id, principal=context.principal)
 
     if len(context.body) <= _SMALL_BODY:
         return work()
     # Decoding megabytes of JSON would hold up every other connection.
-    return await anyio.to_thread.run_sync(work)
+    return await workers.run(work)
 
 
 async def _submit(daemon: Daemon, request: InferenceRequest, context: RequestContext) -> InferenceStream:
@@ -89,6 +92,7 @@ async def _submit(daemon: Daemon, request: InferenceRequest, context: RequestCon
         _check_modality(request, info, daemon, len(context.body))
     context.body = b""
     stream = await daemon.submit(request)
+    context.forget_body()
     context.on_end.append(lambda: stream.cancel(context.left_because()))
     return stream
 

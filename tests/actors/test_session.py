@@ -48,7 +48,7 @@ class Bench:
         request = InferenceRequest(req_id="r", model="test/fake", messages=(), principal="p", **fields)
         text = self.resident.text
         work = Work(
-            request=request,
+            req_id=request.req_id,
             prompt=[65] * prompt,
             max_new_tokens=new,
             parser=build_parser(text, opens_reasoning=False, request=request),

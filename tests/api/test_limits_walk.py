@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from neuron.actors import limits
-from neuron.actors.errors import InvalidJson
+from neuron.actors.errors import InvalidJson, RateLimited
+from neuron.api.body_budget import FREE_BYTES, BodyBudget
 from neuron.api.json_body import decode_json
 from tests.api.fake_daemon import FakeServer
 from tests.api.test_raw_http import GET, exchange
@@ -83,6 +84,19 @@ def walk_REQUEST_ID_CHARS(server: FakeServer, times: Callable[[int], int]) -> bo
     answer = exchange(server, GET + b"X-Request-Id: " + sent + b"\r\nConnection: close\r\n\r\n")
     assert b"x-request-id: " in answer
     return b"x-request-id: " + sent + b"\r\n" in answer
+
+
+def walk_BODIES_BYTES(_server: FakeServer, times: Callable[[int], int]) -> bool:
+    """Over HTTP with a smaller budget: test_body_budget."""
+    budget = BodyBudget()
+    with budget.share() as one, budget.share() as other:
+        half = times(limits.BODIES_BYTES.value) // 2
+        try:
+            one.hold(half + FREE_BYTES)
+            other.hold(times(limits.BODIES_BYTES.value) - half + FREE_BYTES)
+        except RateLimited:
+            return False
+    return budget.held == 0
 
 
 def walk_JSON_DEPTH(_server: FakeServer, times: Callable[[int], int]) -> bool:
