@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,12 +26,14 @@ MAX_QUEUED_BYTES = 4 * MAX_FRAME_BYTES
 
 
 class BlockingLink(Generic[In]):
-    """The child's end. `send` may be called from any thread; `receive` from one."""
+    """The child's end. `send` may be called from any thread; `receive` and `arrived` from one."""
 
     def __init__(self, sock: socket.socket, decode: Any, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         sock.setblocking(True)
         self._socket = sock
         self._decoder: FrameDecoder[In] = FrameDecoder(decode, max_frame_bytes)
+        #: Messages that `arrived` has seen and that are still to be received.
+        self._ahead: deque[In] = deque()
         self._encoder = FrameEncoder(max_frame_bytes)
         self._send_lock = threading.Lock()
         # A poll object, not settimeout: the time limit of `receive` must not touch a `send` in another thread.
@@ -56,18 +58,31 @@ class BlockingLink(Generic[In]):
         Raises LinkClosed at the end of the stream, ProtocolError on a bad frame.
         """
         while True:
-            message = self._decoder.next()
+            message = self._ahead.popleft() if self._ahead else self._decoder.next()
             if message is not None:
                 return message
             if timeout is not None and not self._readable.poll(timeout * 1000):
                 return None
-            try:
-                data = self._socket.recv(_READ_BYTES)
-            except OSError as error:
-                raise LinkClosed("The link is closed.") from error
-            if not data:
-                raise LinkClosed("The link ended inside a frame." if self._decoder.partial else "The link is closed.")
-            self._decoder.feed(data)
+            self._fill()
+
+    def arrived(self) -> Sequence[In]:
+        """Messages that have come and that `receive` has not given yet, without waiting for more; they stay to be
+        received. For a long piece of work that wants to know whether it is still wanted. Raises as `receive` does.
+        """
+        while self._readable.poll(0):
+            self._fill()
+        while (message := self._decoder.next()) is not None:
+            self._ahead.append(message)
+        return self._ahead
+
+    def _fill(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except OSError as error:
+            raise LinkClosed("The link is closed.") from error
+        if not data:
+            raise LinkClosed("The link ended inside a frame." if self._decoder.partial else "The link is closed.")
+        self._decoder.feed(data)
 
     def close(self) -> None:
         self._socket.close()

@@ -107,7 +107,8 @@ class LoadScripted(Message, frozen=True):
 
 
 class Drop(Message, frozen=True):
-    """Forget a model and give its memory back; Done also when the handle is unknown."""
+    """Forget a model and give its memory back; Done also when the handle is unknown. A load of it that runs is stopped
+    at its next step, and answered with a Fault."""
 
     handle: ArchHandle
 

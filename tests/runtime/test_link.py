@@ -201,3 +201,21 @@ def test_frames_of_several_threads_stay_whole() -> None:
     assert counts == [50] * 4
     sender.close()
     reader.close()
+
+
+def test_what_has_arrived_can_be_looked_at_and_is_still_received() -> None:
+    ours, theirs = socket.socketpair()
+    child: BlockingLink[Message] = BlockingLink(theirs, Message)
+    assert list(child.arrived()) == []
+    frame = bytes(FrameEncoder().encode(Text("second")))
+    ours.sendall(bytes(FrameEncoder().encode(Text("first"))) + frame[:6])
+    assert list(child.arrived()) == [Text("first")]
+    ours.sendall(frame[6:])
+    assert list(child.arrived()) == [Text("first"), Text("second")]
+    assert child.receive(5.0) == Text("first")
+    assert list(child.arrived()) == [Text("second")]
+    assert child.receive(5.0) == Text("second")
+    ours.close()
+    with pytest.raises(LinkClosed):
+        child.arrived()
+    child.close()

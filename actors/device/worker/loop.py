@@ -1,6 +1,7 @@
 """The job loop of a device process: receive a job, do it, reply. Blocking, on the main thread."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,13 @@ class DeadDevice(Exception):
     """A fault was answered that the process must not survive."""
 
 
+class LoadStopped(RequestFault):
+    """Whoever wanted the load has left: a Drop of its model waits behind it."""
+
+    def __init__(self) -> None:
+        super().__init__("load_stopped", "the model is to be dropped before it is loaded")
+
+
 class _Ended(Exception):
     """Shutdown was answered."""
 
@@ -57,11 +65,14 @@ class WorkerLoop:
         self._slab: Slab
         self._groups = Memberships()
         self._heart = Heartbeat(link)
+        #: The thread of `run`.
+        self._thread = 0
 
     # -- life ------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Greet, then serve until Shutdown, a device fault, or the end of the link."""
+        self._thread = threading.get_ident()
         try:
             if not self._greet():
                 return EXIT_PROTOCOL
@@ -140,6 +151,9 @@ class WorkerLoop:
         """`work`, or the Fault that its exception amounts to. Device memory held by a traceback is free again then."""
         try:
             return work()
+        except LoadStopped as error:
+            failure = examine(error)
+            _log.info("load stopped", kind=type(job).__name__)
         except Exception as error:
             failure = examine(error)
             _log.error("job failed", kind=type(job).__name__, reason=failure.classified.rule, exc_info=True)
@@ -191,7 +205,9 @@ class WorkerLoop:
             with accord(membership, job, self._hit) as agreed:
                 self._hit("worker.load.begin")
                 watched = None if membership is None else collectives_for(membership, job, self._hit)
-                model = build_model(job, self._platform.id, self._link.send, lambda: self._load_step(agreed), watched)
+                model = build_model(
+                    job, self._platform.id, self._link.send, lambda: self._load_step(job, agreed), watched
+                )
                 self._hit("worker.load.end")
             self._slab.put(job.handle, model, membership)
         except BaseException:
@@ -200,9 +216,13 @@ class WorkerLoop:
             raise
         return loaded(job.job, model)
 
-    def _load_step(self, agreed: Accord | None) -> None:
+    def _load_step(self, job: LoadJob, agreed: Accord | None) -> None:
         self._heart.steps += 1
         self._hit("worker.load.progress")
+        # Not from a thread that only tells of progress: the link is read by this one alone.
+        here = threading.get_ident() == self._thread
+        if here and any(isinstance(later, jobs.Drop) and later.handle == job.handle for later in self._link.arrived()):
+            raise LoadStopped
         if agreed is not None:
             agreed.check()
 

@@ -14,6 +14,7 @@ from neuron.actors.device.jobs import PROTOCOL_VERSION, ArchHandle, Done, Fault,
 from neuron.actors.device.worker.classify import RequestFault
 from neuron.actors.device.worker.fault_table import CODE_RULES, Verdict
 from neuron.actors.device.worker.platform import CpuPlatform, Platform
+from neuron.runtime.frames import FrameEncoder
 from neuron.runtime.link import LinkClosed
 from neuron.runtime.shm import SlotSegment
 from tests.harness.level1 import Driver, InProcessWorker
@@ -356,3 +357,22 @@ def test_a_pin_that_fails_is_a_fault(script_path: str) -> None:
         found = worker.ask(lambda job: jobs.AttachSlots(job, H, slots.name, 1, 258 * 4))
         assert isinstance(found, Fault)
         slots.close()
+
+
+def test_a_load_that_is_to_be_dropped_stops_at_its_next_step(script_path: str) -> None:
+    """The Drop is seen behind other jobs; these are answered in their order all the same."""
+    encoder = FrameEncoder()
+    load, other, drop = jobs.LoadScripted(100, H, script_path), jobs.QueryVram(101), jobs.Drop(102, H)
+    with InProcessWorker() as worker:
+        worker.socket.sendall(b"".join(bytes(encoder.encode(job)) for job in (load, other, drop)))
+        stopped = worker.answer(100)
+        assert isinstance(stopped, Fault)
+        assert (stopped.kind, stopped.name, stopped.device_fault) == ("host", "load_stopped", False)
+        assert worker.progress == []
+        assert isinstance(worker.answer(101), jobs.Vram)
+        assert isinstance(worker.answer(102), Done)
+        # A Drop of another model stops nothing.
+        load, drop = jobs.LoadScripted(103, ArchHandle(2), script_path), jobs.Drop(104, ArchHandle(3))
+        worker.socket.sendall(b"".join(bytes(encoder.encode(job)) for job in (load, drop)))
+        assert isinstance(worker.answer(103), jobs.Loaded)
+        assert isinstance(worker.answer(104), Done)
