@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from neuron.actors.admission import has_memory_figure
 from neuron.actors.daemon import DeviceInfo, PoisonRecord
 from neuron.actors.device.actor import DeviceActor
-from neuron.actors.device.devices import known_devices, parse_device
+from neuron.actors.device.devices import device_index, known_devices, parse_device
 from neuron.actors.errors import UnsupportedDevice
 from neuron.actors.group.group import DeviceGroup
 from neuron.actors.ports import DevicePort
@@ -60,7 +60,8 @@ class DeviceSet:
         self, ranks: int, asked: Sequence[str] | None, residents: Mapping[str, int], model_id: str = ""
     ) -> tuple[str, ...]:
         """Where a load of `ranks` parts goes: the first of the devices that were named, or those with the most free
-        memory and then the fewest models, in their own order. Raises UnsupportedDevice.
+        memory and then the fewest models; always in their own order, so that the same devices are the same group.
+        Raises UnsupportedDevice, also for devices of two kinds.
         """
         if asked:
             named = tuple(dict.fromkeys(parse_device(device, model_id=model_id) for device in asked))
@@ -74,13 +75,16 @@ class DeviceSet:
                 tp_size=ranks,
                 suggestion=f"tensor_parallel: {len(named)}",
             )
-        if asked:
-            return named[:ranks]
-        best = sorted(named, key=lambda device_id: (*self._preference(device_id, residents), named.index(device_id)))
-        return tuple(sorted(best[:ranks], key=named.index))
+        if not asked:
+            named = tuple(sorted(named, key=lambda device_id: self._preference(device_id, residents)))
+        chosen = named[:ranks]
+        if len({device_id.partition(":")[0] for device_id in chosen}) > 1:
+            raise UnsupportedDevice("The devices of one model must be of one kind.", model_id=model_id)
+        return tuple(sorted(chosen, key=device_index))
 
     def _preference(self, device_id: str, residents: Mapping[str, int]) -> tuple[float, int]:
-        """Without a figure no process of ours has told one: nothing of ours is on it. CPU devices have none."""
+        """Least first. Without a figure no process of ours has told one: nothing of ours is on it. CPU devices have
+        none."""
         free = math.inf
         if device_id.startswith("cuda") and has_memory_figure(info := self.get(device_id).info()):
             free = info.vram_free_mb

@@ -14,6 +14,7 @@ import anyio.abc
 from neuron.actors.admission import free_bytes
 from neuron.actors.catalogue import Catalogue
 from neuron.actors.daemon import LoadOutcome, LoadRequest, ModelState
+from neuron.actors.device.actor import REAP_SECONDS
 from neuron.actors.device.jobs import Drop
 from neuron.actors.device_set import DeviceSet
 from neuron.actors.errors import AlreadyLoaded, ModelUnloading
@@ -55,7 +56,7 @@ class LoadDesk:
         self._on_poisoned = on_poisoned
         self.closed = False
         self.residency = Residency(settings.residency, catalogue, self.begin_unload)
-        #: By qualified id, of every model that was ever loaded: counters and names outlive an unload.
+        #: By qualified id, of every model that had a request: counters and names outlive an unload.
         self.figures: dict[str, Figures] = {}
         self.public_ids: dict[str, str] = {}
 
@@ -133,9 +134,14 @@ class LoadDesk:
         failed = [entry for entry in self._catalogue if entry.state is ModelState.FAILED]
         failed.sort(key=lambda entry: entry.failed_at or 0.0, reverse=True)
         for entry in failed[KEPT_FAILURES - 1 :]:
-            self._catalogue.remove(entry)
-            if not entry.figures.outcomes:
-                del self.figures[entry.source_id], self.public_ids[entry.source_id]
+            self._remove(entry)
+
+    def _remove(self, entry: ModelActor) -> None:
+        """Its name and figures stay when there is something to count, and only then."""
+        self._catalogue.remove(entry)
+        if not entry.figures.outcomes and not entry.figures.poisonings:
+            self.figures.pop(entry.source_id, None)
+            self.public_ids.pop(entry.source_id, None)
 
     def reload(self, entry: ModelActor, state: ModelState) -> None:
         """Load a poisoned entry anew as it was."""
@@ -239,7 +245,7 @@ class LoadDesk:
             log.error("unload failed", model=entry.model_id, cause=f"{type(error).__name__}: {error}"[:500])
         finally:
             entry.release()
-            self._catalogue.remove(entry)
+            self._remove(entry)
             entry.gone.set()
         log.info("model unloaded", model=entry.model_id)
 
@@ -263,7 +269,8 @@ class LoadDesk:
             for device_id in device_ids:
                 # Looked at again: a load may have come to it meanwhile.
                 if self._is_alone(entry, device_id):
-                    tasks.start_soon(self._devices.get(device_id).release, max(0.1, deadline - time.monotonic()))
+                    left = max(0.1, deadline - REAP_SECONDS - time.monotonic())
+                    tasks.start_soon(self._devices.get(device_id).release, left)
 
     def _is_alone(self, entry: ModelActor, device_id: str) -> bool:
         """Whether no other model uses the process of a device."""

@@ -26,6 +26,7 @@ from neuron.actors.errors import (
     ModelUnloading,
     NanLogits,
     QueueTimeout,
+    RequestError,
     SlowClient,
     TpDivergence,
 )
@@ -72,6 +73,8 @@ class ModelActor:
         self.spec: LoadRequest | None = None
         #: Of all its ranks, in order; empty while it has none.
         self.device_ids: tuple[str, ...] = ()
+        #: Both, as they were before the load that runs.
+        self._before: tuple[LoadRequest | None, tuple[str, ...]] = (None, ())
         self.poison: PoisonRecord | None = None
         self.reason: str | None = None
         #: Monotonic seconds of the last moment that a request held it, or that it became ready.
@@ -170,7 +173,6 @@ class ModelActor:
 
     def _note_failure(self, session: Session, error: NeuronError) -> bool:
         """Called by a session that failed; returns whether the model is poisoned now."""
-        request = session.work.request
         if isinstance(error, POISONING) and self.resident is session.resident:
             self.mark_poisoned(_record_of(error, session))
             if isinstance(error, ProtocolError):
@@ -179,7 +181,7 @@ class ModelActor:
             log.warning(
                 "model NOT marked poisoned",
                 model=self.model_id,
-                req_id=request.req_id,
+                req_id=session.work.req_id,
                 error_code=error.code,
                 phase=str(session.phase),
                 logits=isinstance(error, NanLogits),
@@ -241,6 +243,7 @@ class ModelActor:
         return ",".join(self.device_ids) or None
 
     def begin_load(self, job: LoadJob, state: ModelState) -> None:
+        self._before = self.spec, self.device_ids
         self.state = state
         self.job = job
         self.spec = job.spec
@@ -248,13 +251,16 @@ class ModelActor:
             self.reason = None
 
     def load_failed(self, error: NeuronError) -> None:
-        """A first load that fails leaves `failed`; a recovery that fails leaves the model poisoned as it was."""
+        """A load that fails leaves `failed`. A poisoned model stays poisoned as it was when its recovery fails, and
+        when the load asked for something that cannot be: bad input loses nothing."""
         if self.state is ModelState.UNLOADING:
             return
-        if self.state is ModelState.RECOVERING and self.poison is not None:
-            self.state = ModelState.POISONED
+        if self.poison is not None and (self.state is ModelState.RECOVERING or isinstance(error, RequestError)):
+            self.state, self.reason = ModelState.POISONED, self.poison.reason
+            self.spec, self.device_ids = self._before
             return
         self.state = ModelState.FAILED
+        self.poison = None
         self.failed_at = time.monotonic()
         self.device_ids = ()
         self.reason = f"{error.code}: {error.message}"
@@ -322,7 +328,7 @@ def _record_of(error: NeuronError, session: Session) -> PoisonRecord:
         reason=error.code,
         code=0,
         phase=str(session.phase),
-        req_id=session.work.request.req_id,
+        req_id=session.work.req_id,
         at=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
 

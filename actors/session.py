@@ -65,10 +65,10 @@ class Session:
         self._figures = figures
         self._limits = limits
         self._on_failure = on_failure
-        self.account = Account(work.request.req_id, resident.model_id, work.submitted_at)
+        self.account = Account(work.req_id, resident.model_id, work.submitted_at)
         #: The device reported a fault and lives on.
         self._suspect = False
-        self._log = log.bind(req_id=work.request.req_id, model=resident.model_id, device=resident.where)
+        self._log = log.bind(req_id=work.req_id, model=resident.model_id, device=resident.where)
         self._prefill = Prefill(resident, self._steps, self._log)
         self._decoding = Decoding(work, resident, self._steps, self.stream, self.account, figures, self._log)
 
@@ -224,6 +224,9 @@ class Session:
             device.kill("canary_mismatch", lambda: DeviceFault("The device no longer computes what it did."))
         except NeuronError as error:
             self._on_failure(self, error)
+        except Exception as error:
+            self._log.error("the check after a fault failed", cause=cause_chain(error))
+            device.kill("unverified", lambda: DeviceFault("The device could not be checked after a fault."))
 
     # -- figures -------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ _PREFIXES: tuple[tuple[Family, Callable[[PrefixCacheFigures], float]], ...] = (
     (table.PREFIX_SECONDS, lambda prefix: prefix.restore_ms / 1e3),
 )
 _DEVICES: tuple[tuple[Family, Callable[[DeviceInfo], float]], ...] = (
-    (table.DEVICE_UP, lambda device: float(device.pid is not None)),
+    (table.DEVICE_UP, lambda device: float(device.state in ("starting", "ready"))),
     (table.DEVICE_BUSY, lambda device: device.utilization_pct / 100),
     (table.DEVICE_HEAT, lambda device: device.temp_c),
     (table.DEVICE_STARTS, lambda device: device.starts),

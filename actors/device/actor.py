@@ -24,6 +24,7 @@ from neuron.actors.device.phases import LOADS
 from neuron.actors.device.process import Child, DeviceProcess
 from neuron.actors.device.script_ledger import ScriptLedger
 from neuron.actors.device.spare import WORKER_MODULE, Spare, worker_arguments
+from neuron.actors.errors import DeviceUnavailable
 from neuron.actors.settings import LimitSettings
 from neuron.runtime.errors import NeuronError, RestartLimit, ShuttingDown, WorkerDied
 from neuron.runtime.link import Link
@@ -42,6 +43,8 @@ OOM_WINDOW_SECONDS = 60.0
 VRAM_POLL_SECONDS = 5.0
 _NO_FIGURES = Vram(0, 0, 0, 0)
 STOP_SECONDS = 20.0
+REAP_SECONDS = 3.0
+"""A process that was killed is gone after so long, unless its driver holds it: then nobody waits for it any more."""
 
 Spawn = Callable[[str, int], Awaitable[Child]]
 """(device id, fd of the child's end of the link) -> the started process."""
@@ -107,7 +110,8 @@ class DeviceActor:
     async def ensure_started(self) -> Ready:
         """Start the process unless one runs; returns its hello. A dead one is replaced by a fresh one.
 
-        Raises RestartLimit (it died too often), DeviceUnavailable, WorkerDied, WorkerUnresponsive, ShuttingDown.
+        Raises RestartLimit (it died too often), DeviceUnavailable (also when the last process does not go),
+        WorkerDied, WorkerUnresponsive, ShuttingDown.
         """
         async with self._lock:
             if self._closed:
@@ -115,8 +119,8 @@ class DeviceActor:
             process = self._process
             if process is not None and process.death is None and process.ready is not None:
                 return process.ready
-            if process is not None:
-                await process.ended.wait()
+            if process is not None and not await process.gone(STOP_SECONDS):
+                raise DeviceUnavailable("The device's last process was killed and does not end.")
             self._check_budget()
             self._starting = True
             try:
@@ -208,12 +212,15 @@ class DeviceActor:
                 _log.exception("a death callback failed", device=self.device_id)
 
     async def stop(self, timeout_s: float = STOP_SECONDS) -> None:
-        """End the process for good: Shutdown, then SIGKILL when it has not gone within `timeout_s`."""
+        """End the process for good: Shutdown, then SIGKILL when it has not gone within `timeout_s`.
+
+        Returns within REAP_SECONDS more, also when the kernel cannot end it; `info` shows its pid then.
+        """
         self._closed = True
         await self._end_process(timeout_s)
 
     async def release(self, timeout_s: float = STOP_SECONDS) -> None:
-        """End the process, if any, and with it all it holds; the next `ensure_started` starts a fresh one."""
+        """As `stop`, and with the process goes all it holds; the next `ensure_started` starts a fresh one."""
         async with self._lock:
             await self._end_process(timeout_s)
 
@@ -229,7 +236,8 @@ class DeviceActor:
                 await done.reply()
                 await process.ended.wait()
             process.end(deaths.stopped())
-        await process.ended.wait()
+        if not await process.gone(REAP_SECONDS):
+            _log.error("a killed device process does not end", device=self.device_id, pid=process.child.pid)
 
     def kill(self, reason: str, error: ErrorFactory, *, crash: bool = True) -> None:
         """End the process at once although it works (another rank of its group failed): callers get `error()`.
@@ -348,7 +356,7 @@ class DeviceActor:
             id=self.device_id,
             name=name,
             state=state,
-            pid=process.child.pid if process is not None and alive else None,
+            pid=process.child.pid if process is not None and not process.ended.is_set() else None,
             compute_capability=ready.compute_capability if ready is not None else "",
             vram_total_mb=vram.total_mb or (ready.vram_total_mb if ready is not None else 0),
             vram_used_mb=vram.used_mb,

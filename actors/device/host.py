@@ -1,5 +1,6 @@
 """The host as a device: processor name and memory in MiB, read from /proc and the cgroup. No device library."""
 
+import functools
 import platform
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class HostMemory(msgspec.Struct, frozen=True):
         return max(0, self.total_mb - self.free_mb)
 
 
+@functools.cache
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     try:
         for line in cpuinfo.read_text().splitlines():

@@ -151,6 +151,12 @@ class DeviceProcess:
         """It was told to end: whatever its end looks like, it poisons nothing."""
         self._retiring = True
 
+    async def gone(self, within_s: float) -> bool:
+        """True once it is reaped; False when it is not after `within_s` seconds."""
+        with anyio.move_on_after(within_s):
+            await self.ended.wait()
+        return self.ended.is_set()
+
     async def _reap(self) -> None:
         self.end(deaths.stopped())
         started = time.monotonic()
@@ -171,6 +177,10 @@ class DeviceProcess:
             pass  # The stream ended inside a frame: the process died while it wrote.
         except NeuronError as error:
             self.end(deaths.protocol(error, self.phase))
+        except Exception as error:
+            # A defect of ours while a reply was handled: whoever waits for it would wait for ever.
+            _log.error("a reply could not be handled", pid=self.child.pid, phase=self.phase, exc_info=error)
+            self.end(deaths.protocol(ProtocolError("A reply of the device process could not be handled."), self.phase))
         finally:
             self._drained.set()
         await self._after_end_of_stream()

@@ -97,3 +97,16 @@ async def test_models_without_a_canary_are_probed() -> None:
         assert await held.model.wait_idle(5)
         assert sum(isinstance(job, Probe) for job in held.device.jobs) == 1
         assert len(held.device.forwards) == 1
+
+
+async def test_a_check_that_breaks_ends_the_process_and_not_the_daemon() -> None:
+    async with bench([5]) as held:
+        await sing(held)
+        assert isinstance(held.device, FaultyDevice)
+        assert held.resident.canary is not None
+        held.device.faults[ForwardLogits] = SURVIVED
+        held.resident.canary._vocab_size = 0  # Divides by it.
+        assert (await held.answer(prompt=5)).code == "insufficient_vram"
+        assert await held.model.wait_idle(5)
+        assert held.device.killed == ["unverified"]
+        assert held.model.turnstile.active is None

@@ -1,5 +1,6 @@
 """Which devices a load gets, alone and shared out."""
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -77,8 +78,21 @@ def test_cpu_devices_without_models_first(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_first_of_those_that_were_named(monkeypatch: pytest.MonkeyPatch) -> None:
     held = devices(monkeypatch, a=10, b=70, c=90, d=80)
-    assert held.choose(2, ("3", "cuda:0", "cuda:1"), {}) == ("cuda:3", "cuda:0")
+    assert held.choose(2, ("3", "cuda:0", "cuda:1"), {}) == ("cuda:0", "cuda:3")
     assert held.choose(1, ("cuda:1", "cuda:2"), {}) == ("cuda:1",)
+
+
+def test_the_same_devices_in_any_order_are_the_same_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = devices(monkeypatch)
+    orders = itertools.permutations(("cpu", "cpu:1", "cpu:2", "cpu:3"))
+    assert len({id(held.port(held.choose(4, order, {}))) for order in orders}) == 1
+
+
+def test_devices_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = devices(monkeypatch, a=10, b=10)
+    with pytest.raises(UnsupportedDevice):
+        held.choose(2, ("cuda:0", "cpu"), {})
+    assert held.choose(1, ("cuda:0", "cpu"), {}) == ("cuda:0",)
 
 
 @pytest.mark.parametrize("asked", [None, ("cuda:0",), ("cuda:0", "0"), ("cuda:0", "cuda:7")])

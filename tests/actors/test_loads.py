@@ -234,3 +234,16 @@ async def test_unload_of_one_of_two_models_keeps_the_process_and_the_other(tmp_p
         assert [info.pid for info in host.registry.devices()] == [None]
         await host.load("fox")
         assert host.pid() != pid
+
+
+async def test_names_that_never_were_a_model_leave_no_figures(tmp_path: Path) -> None:
+    """Whoever may load may name anything: nothing is kept of it once it is unloaded."""
+    async with daemon(tmp_path, {"fox": FOX}) as host:
+        for number in range(5):
+            with pytest.raises(NeuronError):
+                await host.load(f"none{number}")
+            await host.registry.unload(f"scripted:test/none{number}")
+        assert list(host.registry.figures()) == ["test/fox"]
+        await host.ask("fox")
+        await host.registry.unload("test/fox")
+        assert host.registry.figures()["test/fox"].requests == 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neuron.actors.daemon import LoadOutcome, ModelState
-from neuron.actors.errors import ModelPoisoned
+from neuron.actors.errors import ModelPoisoned, UnsupportedDevice
 from neuron.actors.events import TextDelta
 from neuron.actors.settings import RecoveryMode, RecoverySettings
 from neuron.runtime.errors import NeuronError, RestartLimit
@@ -194,3 +194,35 @@ async def test_automatic_recovery_within_its_budget(tmp_path: Path) -> None:
         with anyio.move_on_after(0.3):
             await host.until_state("m", ModelState.RECOVERING, 60)
         assert host.state("m") is ModelState.POISONED
+
+
+async def test_bad_input_leaves_a_poisoned_model_as_it_was(tmp_path: Path) -> None:
+    """A pair asked for with one device, or a context that cannot be: 422, and the record is still there."""
+    async with daemon(tmp_path, {"good": FOX}) as host:
+        host.write("pair", FOX)
+        await host.load("pair", tensor_parallel=2, devices=("cpu:1", "cpu:2"))
+        host.kill("cpu:2")
+        await host.until_state("pair", ModelState.POISONED)
+        before = host.registry.model("test/pair")
+        assert before.poison is not None
+        with pytest.raises(UnsupportedDevice):
+            await host.load("pair", devices=("cpu:1",))
+        after = host.registry.model("test/pair")
+        assert (after.state, after.reason, after.poison) == (ModelState.POISONED, before.reason, before.poison)
+        assert after.device_ids == ("cpu:1", "cpu:2")
+        await refused_as_poisoned(host, "pair")
+        assert await host.load("pair") == LoadOutcome("loaded")
+        assert host.registry.model("test/pair").device_ids == ("cpu:1", "cpu:2")
+        assert (await host.ask("pair")).text == "The quick brown fox"
+
+
+async def test_a_cure_that_fails_on_the_device_leaves_a_failed_model(tmp_path: Path) -> None:
+    async with daemon(tmp_path, {"m": FOX}) as host:
+        host.write("m", turn("a", EOS, fault=fault("kill", 0, "load", times=1)))
+        host.kill()
+        await host.until_state("m", ModelState.POISONED)
+        with pytest.raises(NeuronError):
+            await host.load("m")
+        info = host.registry.models(everything=True)[0]
+        assert (info.state, info.poison) == (ModelState.FAILED, None)
+        assert await host.load("m") == LoadOutcome("loaded")

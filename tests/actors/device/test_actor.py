@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 import structlog
@@ -19,9 +20,10 @@ from neuron.actors.device import jobs
 from neuron.actors.device.actor import DeviceActor
 from neuron.actors.device.host import HostMemory
 from neuron.actors.device.jobs import ArchHandle
+from neuron.actors.device.process import Child, ExitLike
 from neuron.actors.errors import DeviceUnavailable, InsufficientVram, InvalidConfig
 from neuron.runtime import process as runtime_process
-from neuron.runtime.errors import InternalError, ShuttingDown, WorkerDied, WorkerUnresponsive
+from neuron.runtime.errors import InternalError, ProtocolError, ShuttingDown, WorkerDied, WorkerUnresponsive
 from neuron.runtime.logs import redirected
 from tests.harness.invariants import gone
 from tests.harness.level2 import FAST, device
@@ -324,3 +326,67 @@ def test_the_daemons_side_imports_no_tensor_library() -> None:
         "for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+async def test_a_reply_that_cannot_be_handled_ends_the_process_and_not_the_daemon(plain: Path) -> None:
+    def defect(*_: object) -> None:
+        raise KeyError("a defect of ours")
+
+    async with device() as held:
+        model = await held.model(plain)
+        process = held.actor._process
+        assert process is not None
+        process._on_reply = defect
+        waiting = [model.post([104], position, None) for position in range(2)]
+        await waiting[0].reply()
+        with pytest.raises(ProtocolError):
+            await waiting[1].reply()
+        assert (await held.death()).reason == "protocol_error"
+        model.slots.close()
+        await (await held.model(plain)).drop()
+
+
+class Immortal:
+    """A process that the kernel cannot end: its driver holds it."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.released = anyio.Event()
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    async def wait(self) -> ExitLike:
+        await self.released.wait()
+        return await self.child.wait()
+
+    def kill(self) -> None:
+        pass
+
+
+async def test_nobody_waits_for_a_process_that_cannot_be_ended(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_module, "REAP_SECONDS", 0.05)
+    monkeypatch.setattr(actor_module, "STOP_SECONDS", 0.05)
+    stuck: list[Immortal] = []
+
+    async def spawn(device_id: str, link_fd: int) -> Child:
+        child = await actor_module.spawn_worker(device_id, link_fd)
+        if stuck:
+            return child
+        stuck.append(Immortal(child))
+        return stuck[0]
+
+    async with anyio.create_task_group() as tasks:
+        actor = DeviceActor("cpu", FAST, tasks, spawn=spawn)
+        pid = (await actor.ensure_started()).pid
+        with anyio.fail_after(10):
+            await actor.release(0.1)
+            assert actor.info().pid == pid
+            with pytest.raises(DeviceUnavailable):
+                await actor.ensure_started()
+            stuck[0].released.set()
+            while actor.info().pid is not None:
+                await anyio.lowlevel.checkpoint()
+            assert (await actor.ensure_started()).pid != pid
+            await actor.stop()
