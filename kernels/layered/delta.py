@@ -158,7 +158,7 @@ class TorchDelta:
             key, query = (x[t].repeat_interleave(ratio, 0) for x in (k, q))
             state.mul_(decay[t, :, None, None])
             update = beta[t, :, None] * (v[t] - (key[:, None] @ state)[:, 0])
-            state.add_(key[:, :, None] * update[:, None])
+            state.baddbmm_(key[:, :, None], update[:, None])
             out[t] = (query[:, None] @ state)[:, 0]
 
 
