@@ -1,5 +1,6 @@
 """`neuron bench speed`: prefill and decode of a loaded model over prompts of several lengths."""
 
+import math
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,12 +24,14 @@ def measure(api: Api, model: str, lengths: list[int], tokens: int, runs: int) ->
 
 
 def _row(found: list[Asked]) -> dict[str, Any]:
+    """`decode_tok_s` is None where no answer has a second token: there was no step to time."""
+    decode = [one.timings["predicted_per_second"] for one in found if one.completion_tokens > 1]
     return {
         "prompt_tokens": round(median(one.prompt_tokens for one in found)),
         "prefill_tok_s": round(median(one.timings["prompt_per_second"] for one in found), 1),
         "first_token_ms": round(median((one.first or one.total) * 1e3 for one in found), 1),
         "decode_tokens": round(median(one.completion_tokens for one in found)),
-        "decode_tok_s": round(median(one.timings["predicted_per_second"] for one in found), 1),
+        "decode_tok_s": round(median(decode), 1) if decode else None,
     }
 
 
@@ -62,7 +65,7 @@ def speed(
     if plot is not None:
         xs = [row["prompt_tokens"] for row in rows]
         panels = {
-            f"{what}, tokens/s": {model: (xs, [row[key] for row in rows])}
+            f"{what}, tokens/s": {model: (xs, [math.nan if row[key] is None else row[key] for row in rows])}
             for what, key in (("prefill", "prefill_tok_s"), ("decode", "decode_tok_s"))
         }
         curves(plot, f"{model}: speed by prompt length", "tokens of the prompt", panels)
@@ -74,5 +77,5 @@ def speed(
     for row in rows:
         click.echo(
             f"{row['prompt_tokens']:>8} {row['prefill_tok_s']:>14.1f} {row['first_token_ms']:>15.1f}"
-            f" {row['decode_tokens']:>7} {row['decode_tok_s']:>13.1f}"
+            f" {row['decode_tokens']:>7} {'-' if row['decode_tok_s'] is None else row['decode_tok_s']:>13}"
         )

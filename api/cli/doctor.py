@@ -152,12 +152,12 @@ def _memory() -> Finding:
 
 def _compiler_cache() -> Finding:
     """Kernels are compiled once and kept; where nothing can be kept, each start compiles again."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "neuron"
     named = (os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("CACHE_DIRECTORY", "").split(":")[0], home)
     for folder in (Path(name) for name in named if name):
         there = next(place for place in (folder, *folder.parents) if place.exists())
         if os.access(there, os.W_OK):
-            return Finding("kernel cache", "ok", str(folder))
+            return Finding("kernel cache", "ok", str(folder / "kernels"))
     advice = "Set NUMBA_CACHE_DIR to a folder that can be written, or each start compiles the kernels again."
     return Finding("kernel cache", "warn", "no folder can be written", advice)
 

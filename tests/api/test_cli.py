@@ -20,6 +20,7 @@ from neuron.api.cli import cli, main
 from neuron.api.cli.chat import Conversation, command
 from neuron.api.cli.http import Api
 from neuron.api.reference_config import convert
+from neuron.kernels.compile_cache import cache_directory
 from neuron.runtime.config import load_settings
 from tests.api.fake_daemon import FakeServer, FakeStream, answer, finish
 
@@ -238,6 +239,7 @@ def test_doctor(tmp_path: Path) -> None:
     assert {"python", "torch", "devices", "shared memory", "open files", "configuration"} <= {
         entry["check"] for entry in report
     }
+    assert next(entry["text"] for entry in report if entry["check"] == "kernel cache") == str(cache_directory())
     keys = tmp_path / "keys"
     keys.write_text("k\n")
     keys.chmod(0o644)

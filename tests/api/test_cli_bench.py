@@ -47,6 +47,15 @@ def test_speed_is_a_row_for_each_length(daemon: DaemonProcess, tmp_path: Path) -
     assert len(table) == 4
 
 
+def test_an_answer_of_one_token_has_no_decode_speed(daemon: DaemonProcess, tmp_path: Path) -> None:
+    arguments = ["test/m", "--prompt", "300", "--tokens", "1", "--runs", "1"]
+    drawn = tmp_path / "speed.png"
+    (row,) = json.loads(bench(daemon, *arguments, "--json", "--plot", str(drawn)).output)["rows"]
+    assert (row["decode_tokens"], row["decode_tok_s"]) == (1, None)
+    assert drawn.read_bytes().startswith(PNG)
+    assert bench(daemon, *arguments).output.splitlines()[-1].split()[-2:] == ["1", "-"]
+
+
 def test_lengths_end_at_the_context(daemon: DaemonProcess) -> None:
     arguments = ["test/m", "--prompt", "5000", "--prompt", "9000", "--tokens", "4", "--runs", "1", "--json"]
     rows = json.loads(bench(daemon, *arguments).output)["rows"]
