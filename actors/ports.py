@@ -1,9 +1,9 @@
-"""What sessions and the registry need of a device, as protocols; the real one is device/actor."""
+"""What loads and sessions need of a device, as protocols; the real ones are device/actor and group/group."""
 
 from collections.abc import Callable
 from typing import Protocol
 
-from neuron.actors.daemon import DeviceInfo, PoisonRecord
+from neuron.actors.daemon import DeviceInfo
 from neuron.actors.device.jobs import Job, Progress, Ready, Reply
 from neuron.runtime.errors import NeuronError
 
@@ -19,7 +19,7 @@ class PendingReply(Protocol):
 
 
 class DevicePort(Protocol):
-    """One device and the process that owns it."""
+    """One device and the process that owns it, or several that share a model."""
 
     async def ensure_started(self) -> Ready: ...
 
@@ -35,12 +35,4 @@ class DevicePort(Protocol):
 
     def info(self) -> DeviceInfo: ...
 
-    def facts(self) -> Ready | None: ...
-
     def kill(self, reason: str, error: Callable[[], NeuronError]) -> None: ...
-
-    def on_death(self, callback: Callable[[PoisonRecord], None]) -> object: ...
-
-    async def release(self, timeout_s: float) -> None: ...
-
-    async def stop(self, timeout_s: float) -> None: ...

@@ -3,7 +3,7 @@
 Knows nothing about language models or HTTP. Where to look:
 
     actor, mailbox            one task, one bounded queue, four hooks, typed errors for everyone who waits
-    supervisor, restarts      trees of children, one_for_one and one_for_all, restart budgets
+    supervisor, restarts      trees of children, one_for_one, restart budgets
     launch, process, child    child processes: their start, the daemon's side, the child's first lines
     confined, confined_pool   helper processes for untrusted input: limits on themselves, and the daemon's side
     workers                   a fixed number of threads for what would block the event loop

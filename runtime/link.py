@@ -121,11 +121,6 @@ class Link(Generic[In]):
     def closed(self) -> bool:
         return self._closed or self._peer_gone
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that wait for the peer to read."""
-        return self._queued_bytes
-
     async def run(self, on_message: Callable[[In], None]) -> None:
         """Deliver every message to `on_message` until the stream ends or `close` is called, then return.
 

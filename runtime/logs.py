@@ -193,11 +193,8 @@ def dropped_lines() -> int:
     return 0 if _state.writer is None else _state.writer.dropped
 
 
-def relay_child_line(line: bytes, **keys: Any) -> bool:
-    """Log a line of a child's stderr: JSON that `render_json` made as it is, anything else as an event with `keys`.
-
-    True when the line was such an event.
-    """
+def relay_child_line(line: bytes, **keys: Any) -> None:
+    """Log a line of a child's stderr: JSON that `render_json` made as it is, anything else as an event with `keys`."""
     event = revive(line)
     if event is None:
         for start in range(0, len(line), _PIECE_BYTES):
@@ -207,7 +204,6 @@ def relay_child_line(line: bytes, **keys: Any) -> bool:
         _emit(render_console(event, colours=_state.colours))
     else:
         _emit(line)
-    return event is not None
 
 
 class _StandardHandler(logging.Handler):

@@ -4,9 +4,7 @@ import asyncio
 import contextvars
 import os
 import signal
-import socket
 import subprocess
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -17,7 +15,6 @@ from neuron.runtime import logs
 from neuron.runtime.launch import Launched, launch
 
 _MAX_LINE_BYTES = 64 * 1024
-_TAIL_LINES = 40
 _READ_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
 
@@ -27,19 +24,13 @@ class ExitStatus(msgspec.Struct, frozen=True):
 
     code: int | None
     signal: str | None
-    #: Last lines of its stderr that were no log events (a native crash report, say). For the log, not for clients.
-    stderr_tail: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.code == 0
 
     def __str__(self) -> str:
         return f"signal {self.signal}" if self.signal is not None else f"exit status {self.code}"
 
 
 class StderrPump:
-    """Reads a child's stderr on the event loop, line by line, into the log; keeps the last lines that are no events."""
+    """Reads a child's stderr on the event loop, line by line, into the log."""
 
     def __init__(self, fd: int, name: str, pid: int) -> None:
         os.set_blocking(fd, False)
@@ -47,7 +38,6 @@ class StderrPump:
         self._name = name
         self._pid = pid
         self._partial = b""
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._loop = asyncio.get_running_loop()
         # What a child says belongs to no request, although one may have had it started.
         contextvars.Context().run(self._loop.add_reader, fd, self._read)
@@ -73,10 +63,8 @@ class StderrPump:
         return len(data)
 
     def _take(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        if not logs.relay_child_line(line, worker=self._name, worker_pid=self._pid):
-            self.tail.append(line.decode("utf-8", "replace")[:2000])
+        if line.strip():
+            logs.relay_child_line(line, worker=self._name, worker_pid=self._pid)
 
     def drain_and_close(self) -> None:
         """Take what the dead child left. Does not wait for the end of the pipe, which a grandchild may hold open."""
@@ -96,7 +84,7 @@ class StderrPump:
 
 
 class ChildProcess:
-    """One running child. Made by `spawn` or `spawn_linked`; everything else on the same event loop."""
+    """One running child. Made by `spawn` or `watch`; everything else on the same event loop."""
 
     def __init__(self, process: subprocess.Popen[bytes], stderr_fd: int, name: str) -> None:
         self._process = process
@@ -131,28 +119,6 @@ class ChildProcess:
             launched.abandon()
             raise
 
-    @classmethod
-    async def spawn_linked(
-        cls,
-        module: str,
-        *,
-        name: str,
-        arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> tuple[Self, socket.socket]:
-        """`spawn` with a fresh socketpair; gives the process and our end, for a `Link`."""
-        ours, theirs = socket.socketpair()
-        try:
-            child = await cls.spawn(
-                module, link_fd=theirs.fileno(), name=name, arguments=arguments, environment=environment
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return child, ours
-
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -168,29 +134,12 @@ class ChildProcess:
         assert self._status is not None
         return self._status
 
-    def terminate(self) -> None:
-        """SIGTERM; nothing happens when it has ended."""
-        self._send(signal.SIGTERM)
-
     def kill(self) -> None:
         """SIGKILL, which ends stopped processes too; nothing happens when it has ended."""
-        self._send(signal.SIGKILL)
-
-    async def stop(self, grace_s: float) -> ExitStatus:
-        """SIGTERM, and SIGKILL after `grace_s` seconds. Also when cancelled, the process is gone or being killed."""
-        self.terminate()
-        try:
-            with anyio.move_on_after(grace_s):
-                return await self.wait()
-        finally:
-            self.kill()
-        return await self.wait()
-
-    def _send(self, number: signal.Signals) -> None:
         # Only `_reap` frees the pid, so it cannot name another process here.
         if self._status is None:
             try:
-                os.kill(self._process.pid, number)
+                os.kill(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
 
@@ -201,11 +150,7 @@ class ChildProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._pump.drain_and_close()
-        tail = tuple(self._pump.tail)
-        if code >= 0:
-            self._status = ExitStatus(code, None, tail)
-        else:
-            self._status = ExitStatus(None, _signal_name(-code), tail)
+        self._status = ExitStatus(code, None) if code >= 0 else ExitStatus(None, _signal_name(-code))
         self._exited.set()
 
 

@@ -12,8 +12,6 @@ from neuron.runtime.errors import InternalError, NeuronError, RestartLimit, Shut
 from neuron.runtime.logs import get_logger
 from neuron.runtime.restarts import RestartBudget
 
-__all__ = ["Restart", "RestartBudget", "Strategy", "Supervised", "Supervisor"]
-
 _log = get_logger(__name__)
 
 
@@ -29,15 +27,7 @@ class Supervised(Protocol):
         """There will be no further life; whoever waits gets `error`."""
 
 
-class Strategy(Enum):
-    ONE_FOR_ONE = "one_for_one"
-    """A failure restarts the child that failed."""
-    ONE_FOR_ALL = "one_for_all"
-    """A failure stops all children, the last started first, and restarts all (the ranks of a group)."""
-
-
 class Restart(Enum):
-    ALWAYS = "always"
     ON_FAILURE = "on_failure"
     NEVER = "never"
 
@@ -54,18 +44,15 @@ class _Child:
 
 
 class Supervisor:
-    """Runs its children as tasks of one task group. Is Supervised itself, so supervisors form a tree.
+    """Runs its children as tasks of one task group, one_for_one: a failure restarts the child that failed. Is
+    Supervised itself, so supervisors form a tree.
 
     When the budget is spent it stops its children and raises RestartLimit: the supervisor above decides. Children keep
     their mailboxes through every restart, until `close`.
     """
 
-    def __init__(
-        self, name: str, *, strategy: Strategy = Strategy.ONE_FOR_ONE, budget: RestartBudget | None = None
-    ) -> None:
+    def __init__(self, name: str, *, budget: RestartBudget | None = None) -> None:
         self.name = name
-        self.restarts = 0
-        self._strategy = strategy
         self._budget = RestartBudget(3, 300.0) if budget is None else budget
         self._children: list[_Child] = []
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -92,18 +79,14 @@ class Supervisor:
         if self._tasks is not None:
             self._launch(child)
 
-    async def remove(self, target: Supervised) -> None:
-        """Stop a child (its stop hook runs), close it and forget it. Nothing happens when it is not a child."""
-        child = next((each for each in self._children if each.target is target), None)
-        if child is not None:
-            await self._halt(child)
-            self._forget(child, ShuttingDown("This part of the daemon has stopped."))
-
     async def stop(self) -> None:
         """Stop the children, the last started first; `run` returns then."""
         self._stopping = True
-        for child in reversed(self._children):
-            await self._halt(child)
+        for child in self._children[::-1]:
+            if child.running:
+                child.expected = True
+                child.scope.cancel()
+                await child.ended.wait()
         self._wake.set()
 
     async def run(self) -> None:
@@ -141,7 +124,7 @@ class Supervisor:
         while True:
             while self._news:
                 child, error = self._news.popleft()
-                if not await self._settle(child, error):
+                if not self._settle(child, error):
                     limit = RestartLimit(
                         "A part of the daemon failed too often.", retry_after=round(self._budget.retry_after_s)
                     )
@@ -172,11 +155,9 @@ class Supervisor:
             self._news.append((child, error))
             self._wake.set()
 
-    async def _settle(self, child: _Child, error: Exception | None) -> bool:
+    def _settle(self, child: _Child, error: Exception | None) -> bool:
         """Act on the end of a child; False when the budget is spent."""
-        if child not in self._children or child.running:
-            return True  # removed, or restarted with its siblings meanwhile
-        wanted = child.restart is Restart.ALWAYS or (child.restart is Restart.ON_FAILURE and error is not None)
+        wanted = child.restart is Restart.ON_FAILURE and error is not None
         if error is not None:
             _log.error("supervised child failed", supervisor=self.name, child=child.target.name, exc_info=error)
         if self._stopping or not wanted:
@@ -191,25 +172,12 @@ class Supervisor:
                 window_s=self._budget.window_s,
             )
             return False
-        self.restarts += 1
-        affected = [child] if self._strategy is Strategy.ONE_FOR_ONE else list(self._children)
-        for other in reversed(affected):
-            await self._halt(other)
-        for other in affected:
-            if other in self._children and not self._stopping:
-                _log.warning("restarting", supervisor=self.name, child=other.target.name, left=self._budget.left)
-                self._launch(other)
+        _log.warning("restarting", supervisor=self.name, child=child.target.name, left=self._budget.left)
+        self._launch(child)
         return True
 
-    async def _halt(self, child: _Child) -> None:
-        if child.running:
-            child.expected = True
-            child.scope.cancel()
-            await child.ended.wait()
-
     def _forget(self, child: _Child, error: Exception) -> None:
-        if child in self._children:
-            self._children.remove(child)
+        self._children.remove(child)
         if not isinstance(error, NeuronError):
             cause, error = error, InternalError("A part of the daemon failed.")
             error.__cause__ = cause

@@ -255,13 +255,9 @@ class DeviceActor:
         """Call `callback` at every end of a process, expected or not, before any caller hears of it."""
         self._end_callbacks.append(callback)
 
-    def on_death(self, callback: OnDeath) -> Callable[[], None]:
-        """Call `callback` with the record after each unexpected end of a process that had been ready.
-
-        Returns a function that takes the callback away again.
-        """
+    def on_death(self, callback: OnDeath) -> None:
+        """Call `callback` with the record after each unexpected end of a process that had been ready."""
         self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
     # -- jobs ------------------------------------------------------------------------------------
 

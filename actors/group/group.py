@@ -55,12 +55,9 @@ class Rank(Protocol):
         self, build: BuildJob, *, deadline_s: float | None = None, on_progress: OnProgress | None = None
     ) -> PendingReply: ...
     def info(self) -> DeviceInfo: ...
-    def facts(self) -> Ready | None: ...
     def kill(self, reason: str, error: ErrorFactory, *, crash: bool = True) -> None: ...
-    def on_death(self, callback: Callable[[PoisonRecord], None]) -> object: ...
+    def on_death(self, callback: Callable[[PoisonRecord], None]) -> None: ...
     def on_end(self, callback: Callable[[Death], None]) -> None: ...
-    async def release(self, timeout_s: float) -> None: ...
-    async def stop(self, timeout_s: float) -> None: ...
 
 
 class DeviceGroup:
@@ -140,16 +137,6 @@ class DeviceGroup:
             counted = await self._post_each([jobs.GroupSanity(0, number)] * size).reply()
         if not isinstance(counted, jobs.Done) or counted.value != size:
             raise TpInitFailed("The ranks of the group do not add up.")
-
-    async def release(self, timeout_s: float) -> None:
-        """End the processes of all ranks."""
-        self._handles.clear()
-        self._pids = None
-        await _all_of([rank.release(timeout_s) for rank in self._ranks])
-
-    async def stop(self, timeout_s: float) -> None:
-        self._pids = None
-        await _all_of([rank.stop(timeout_s) for rank in self._ranks])
 
     # -- jobs ------------------------------------------------------------------------------------
 
@@ -285,10 +272,9 @@ class DeviceGroup:
         if self._pids is not None:
             self._end(self._at(LEADER, deaths.killed(reason, error, "")))
 
-    def on_death(self, callback: Callable[[PoisonRecord], None]) -> Callable[[], None]:
+    def on_death(self, callback: Callable[[PoisonRecord], None]) -> None:
         """Call `callback` once for each unexpected end of a group that held a model or worked, with its cause."""
         self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
     # -- ranks that do not come ------------------------------------------------------------------
 
@@ -347,9 +333,6 @@ class DeviceGroup:
             vram_used_mb=tightest.vram_used_mb,
             vram_total_mb=tightest.vram_total_mb,
         )
-
-    def facts(self) -> Ready | None:
-        return self._ranks[LEADER].facts()
 
 
 async def _all_of(works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -104,10 +104,6 @@ class SegmentTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self._token_bytes[token_id]
 
-    def is_special(self, token_id: int) -> bool:
-        """True for ids that give no text."""
-        return token_id in self._silent
-
     def detokenizer(self) -> StreamDetokenizer:
         return StreamDetokenizer(self._piece, strip_blank=self._strip_blank)
 

@@ -1,6 +1,5 @@
 """Chat completions as projections of InferenceEvent: the stream's frames, and the body that folds the same events."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,11 +178,3 @@ class ChatFold:
         if self._calls:
             message["tool_calls"] = self._calls
         return message
-
-
-def fold_chat(events: Iterable[InferenceEvent], shape: ChatShape) -> bytes:
-    """The JSON body of all events of one answer; raises as `ChatFold.body` does."""
-    fold = ChatFold(shape)
-    for event in events:
-        fold.push(event)
-    return fold.body()

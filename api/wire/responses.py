@@ -4,7 +4,6 @@ Items follow one another: an item is closed before the next opens, each with one
 response. Reasoning is sent both as reasoning_text and as a summary, since clients read one or the other.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -231,14 +230,6 @@ def _error_object(error: NeuronError) -> dict[str, Any]:
     """`code` is one of OpenAI's two; the daemon's own code and extras stand beside it."""
     code = "rate_limit_exceeded" if error.code == "rate_limit_exceeded" else "server_error"
     return {"code": code, "message": error.message, "type": error.type, "neuron_code": error.code}
-
-
-def fold_responses(events: Iterable[InferenceEvent], shape: ResponsesShape) -> bytes:
-    """The JSON body of all events of one answer. Raises what `responses_body` does."""
-    stream = ResponsesStream(shape)
-    for event in events:
-        stream.push(event)
-    return responses_body(stream)
 
 
 def responses_body(stream: ResponsesStream) -> bytes:

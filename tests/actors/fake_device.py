@@ -91,9 +91,6 @@ class FakeDevice:
     async def ensure_started(self) -> Ready:
         raise AssertionError("sessions start no device")
 
-    def facts(self) -> Ready | None:
-        return None
-
     def info(self) -> DeviceInfo:
         return DeviceInfo(
             index=0,
@@ -109,15 +106,6 @@ class FakeDevice:
             temp_c=0,
             last_seen_s=None,
         )
-
-    def on_death(self, callback: object) -> object:
-        return callback
-
-    async def release(self, timeout_s: float) -> None:
-        return
-
-    async def stop(self, timeout_s: float) -> None:
-        return
 
 
 def fake_resident(device: FakeDevice, directory: Path, context: int = 10_000) -> Resident:

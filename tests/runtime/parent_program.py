@@ -7,6 +7,7 @@ import anyio
 from neuron.runtime.link import Link
 from neuron.runtime.process import ChildProcess
 from neuron.runtime.shm import SlotSegment
+from tests.runtime.linked import spawn_linked
 from tests.runtime.programs import Message, Text
 
 
@@ -25,7 +26,7 @@ async def main() -> None:
     segments: list[SlotSegment] = []
     async with anyio.create_task_group() as tasks:
         for mode in modes:
-            child, sock = await ChildProcess.spawn_linked("tests.runtime.programs", name=mode, arguments=[mode])
+            child, sock = await spawn_linked([mode])
             link: Link[Message] = Link(sock, Message)
             children.append(child)
             tasks.start_soon(link.run, count)

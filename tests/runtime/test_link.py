@@ -60,7 +60,7 @@ async def test_a_frame_larger_than_the_socket_buffer_arrives_whole() -> None:
     await link.run(lambda message: None)
     await anyio.to_thread.run_sync(thread.join)
     assert received == [big, Text("after")]
-    assert link.queued_bytes == 0
+    assert link._queued_bytes == 0
 
 
 async def test_a_peer_that_does_not_read_never_blocks_the_loop() -> None:
@@ -71,7 +71,7 @@ async def test_a_peer_that_does_not_read_never_blocks_the_loop() -> None:
         tasks.start_soon(link.run, lambda message: None)
         await anyio.lowlevel.checkpoint()
         frame = Number(1, b"x" * 10_000)
-        while link.queued_bytes < 980_000:
+        while link._queued_bytes < 980_000:
             link.post(frame)
         with pytest.raises(WorkerUnresponsive):
             link.post(Number(1, b"x" * 30_000))

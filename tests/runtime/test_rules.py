@@ -26,18 +26,27 @@ def test_nothing_reads_a_format_that_runs_code() -> None:
 
 
 def test_the_runtime_uses_neither_forks_nor_the_pickling_machinery() -> None:
-    """Of multiprocessing only its shared memory, and that in one file; never its processes, pipes or queues."""
+    """Of multiprocessing only its shared memory, of concurrent only threads, each in one file; never processes, pipes
+    or queues."""
     users = [path for path in RUNTIME if {"multiprocessing", "concurrent"} & set(_imports(path))]
-    assert [path.name for path in users] == ["mapping.py"]
+    assert [path.name for path in users] == ["mapping.py", "workers.py"]
     nodes = [node for path in users for node in ast.walk(ast.parse(path.read_text()))]
-    assert not [node for node in nodes if isinstance(node, ast.Import) and "multiprocessing" in node.names[0].name]
+    assert not [
+        node
+        for node in nodes
+        if isinstance(node, ast.Import) and node.names[0].name.startswith(("multi", "concurrent"))
+    ]
     taken = {
         f"{node.module}.{alias.name}"
         for node in nodes
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("multiprocessing", "concurrent"))
         for alias in node.names
     }
-    assert taken == {"multiprocessing.resource_tracker", "multiprocessing.shared_memory.SharedMemory"}
+    assert taken == {
+        "multiprocessing.resource_tracker",
+        "multiprocessing.shared_memory.SharedMemory",
+        "concurrent.futures.ThreadPoolExecutor",
+    }
 
 
 def test_deadlines_are_monotonic() -> None:

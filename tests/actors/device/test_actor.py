@@ -248,17 +248,13 @@ def _fail(record: PoisonRecord) -> None:
 async def test_a_callback_that_fails_keeps_nobody_from_knowing(plain: Path) -> None:
     async with anyio.create_task_group() as tasks:
         actor = DeviceActor("cpu", FAST, tasks)
-        heard = anyio.Event()
-        forget = actor.on_death(lambda record: heard.set())
         actor.on_death(_fail)
         second = anyio.Event()
         actor.on_death(lambda record: second.set())
-        forget()
         ready = await actor.ensure_started()
         os.kill(ready.pid, signal.SIGKILL)
         with anyio.fail_after(10):
             await second.wait()
-        assert not heard.is_set()
         await actor.stop()
 
 

@@ -1,6 +1,7 @@
 """Answers as lists of events, and helpers that read frames back."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -24,6 +25,8 @@ from neuron.actors.events import (
     ToolCallStart,
     Usage,
 )
+from neuron.api.wire.chat import ChatFold, ChatShape
+from neuron.api.wire.responses import ResponsesShape, ResponsesStream, responses_body
 from neuron.runtime.errors import WorkerDied
 
 USAGE = Usage(prompt_tokens=11, completion_tokens=7, reasoning_tokens=3, cached_tokens=4)
@@ -99,3 +102,19 @@ def client(body: bytes, content_type: str) -> OpenAI:
     # The client's releases differ in which httpx they name; both work.
     http: Any = httpx.Client(transport=httpx.MockTransport(answer))
     return OpenAI(api_key="k", base_url="http://test/v1", http_client=http, max_retries=0)
+
+
+def fold_chat(events: Iterable[InferenceEvent], shape: ChatShape) -> bytes:
+    """The JSON body of all events of one answer; raises as `ChatFold.body` does."""
+    fold = ChatFold(shape)
+    for event in events:
+        fold.push(event)
+    return fold.body()
+
+
+def fold_responses(events: Iterable[InferenceEvent], shape: ResponsesShape) -> bytes:
+    """The same for the other front door; raises what `responses_body` does."""
+    stream = ResponsesStream(shape)
+    for event in events:
+        stream.push(event)
+    return responses_body(stream)

@@ -8,7 +8,7 @@ from openai import APIError
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from neuron.actors.events import FinishReason, InferenceEvent, TextDelta
-from neuron.api.wire.chat import ChatShape, ChatStream, fold_chat, new_chat_id
+from neuron.api.wire.chat import ChatShape, ChatStream, new_chat_id
 from neuron.runtime.errors import InternalError, WorkerDied
 from tests.api.wire.samples import (
     ANSWERS,
@@ -22,6 +22,7 @@ from tests.api.wire.samples import (
     THOUGHT,
     client,
     finish,
+    fold_chat,
     frames,
     objects,
 )

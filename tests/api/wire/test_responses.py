@@ -8,7 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from neuron.actors.events import FinishReason, InferenceEvent, TextDelta
-from neuron.api.wire.responses import ResponsesShape, ResponsesStream, fold_responses, new_response_id
+from neuron.api.wire.responses import ResponsesShape, ResponsesStream, new_response_id
 from neuron.runtime.errors import InternalError, WorkerDied
 from tests.api.wire.samples import (
     ANSWERS,
@@ -24,6 +24,7 @@ from tests.api.wire.samples import (
     call,
     client,
     finish,
+    fold_responses,
     frames,
 )
 
