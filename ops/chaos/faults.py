@@ -11,7 +11,6 @@ POINTS = {"prefill": "worker.prefill.chunk", "decode": "worker.decode.step", "cl
 MOMENTS = {"prefill": 5, "decode": 11, "clear": 1}
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB."
-DEAD = frozenset({"worker_died", "model_poisoned"})
 
 
 @dataclass(frozen=True, slots=True)

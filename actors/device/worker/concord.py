@@ -15,7 +15,7 @@ from typing import Self
 
 from neuron.kernels.local_ranks import RankGoneError, meet
 
-_FRAME = struct.Struct("<IBI")
+_FRAME = struct.Struct("<QBI")
 _NAME = "control"
 
 

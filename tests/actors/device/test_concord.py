@@ -57,6 +57,17 @@ def test_all_agree_over_and_over(ranks: list[Concord]) -> None:
         assert found == [None] * len(ranks)
 
 
+def test_a_group_that_agrees_for_months_goes_on(tmp_path: Path) -> None:
+    """At a thousand jobs a second the count passes 32 bits after 50 days."""
+    ranks = joined(tmp_path, 2)
+    for rank in ranks:
+        rank._serial = (1 << 32) - 2
+    for digest in range(4):
+        assert each(2, lambda rank, d=digest: ranks[rank].agree(d)) == [None, None]  # type: ignore[misc]
+    for rank in ranks:
+        rank.close()
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_cannot_begin_keeps_nobody_waiting(ranks: list[Concord], failing: int) -> None:
     def work(rank: int) -> None:
