@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except NeuronError as error:
-        _fail(error.message, 1)
+        _fail(f"{error.message} {error.extra.get('suggestion') or ''}", 1)
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(status if isinstance(status, int) else 0)

@@ -234,6 +234,15 @@ def test_a_refused_preflight_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_refused_preflight_says_what_would_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parents[2] / "ops" / "tiny_vision" / "model"
+    config = tmp_path / "neuron.toml"
+    config.write_text(f'[sources.tiny]\nkind = "directory"\npath = "{folder}"\n')
+    with pytest.raises(SystemExit):
+        main(["preflight", "tiny:neuron/tiny-vision", "--tensor-parallel", "3", "--config", str(config)])
+    assert capsys.readouterr().err.strip().endswith("tensor_parallel: 2")
+
+
 def test_doctor(tmp_path: Path) -> None:
     report = json.loads(run("doctor", "--json").output)
     assert {"python", "torch", "devices", "shared memory", "open files", "configuration"} <= {
