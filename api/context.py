@@ -1,16 +1,12 @@
 """What the edge knows of a request before its body is read; routes take it from the ASGI scope."""
 
-import re
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from neuron.actors import limits
 from neuron.api.server.connection import Connection
 from neuron.runtime.errors import NeuronError
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]+")
 _TRUE = frozenset({"1", "true", "yes"})
 Headers = dict[str, str]
 
@@ -45,17 +41,6 @@ def collect_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
     for name, value in raw:
         headers.setdefault(name.decode("latin1").lower(), value.decode("latin1"))
     return headers
-
-
-def request_id(headers: Headers) -> str:
-    """The client's own when it is sane, so that it can safely stand in logs and headers; else a fresh one."""
-    sent = headers.get("x-request-id", "")
-    sane = len(sent) <= limits.REQUEST_ID_CHARS.value and _SANE_ID.fullmatch(sent)
-    return sent if sane else new_request_id()
-
-
-def new_request_id() -> str:
-    return f"req_{secrets.token_hex(12)}"
 
 
 def wants_thinking(headers: Headers) -> bool:

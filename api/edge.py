@@ -15,8 +15,9 @@ from neuron.actors.settings import Settings
 from neuron.api.access import Access, Asking
 from neuron.api.body import ClientGone, Receive, check_body_headers, discard_body, read_body
 from neuron.api.body_budget import BodyBudget, BodyShare
-from neuron.api.context import Headers, RequestContext, collect_headers, request_id, wants_thinking
+from neuron.api.context import Headers, RequestContext, collect_headers, wants_thinking
 from neuron.api.errors import MalformedHttp, error_bytes, error_headers, log_rejection, public
+from neuron.api.request_ids import request_id
 from neuron.api.traffic import Traffic
 from neuron.runtime.errors import NeuronError
 from neuron.runtime.logs import get_logger

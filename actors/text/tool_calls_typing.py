@@ -1,6 +1,7 @@
 """Values of the XML call form, typed by the tool's JSON schema; strict JSON in and out. Nothing here raises."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -15,15 +16,22 @@ def _refuse(text: str) -> Any:
     raise ValueError(text)
 
 
+def _finite_number(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
 def load_json(text: str) -> Any:
-    """The value of JSON text (raw control characters in strings allowed), None where it is not JSON or is null."""
+    """The value of JSON text (raw control characters in strings allowed), None where it is null, or nothing that JSON
+    can say again: a number beyond a double is none.
+    """
     value = _decode(text)
     return None if value is _MISSING else value
 
 
 def _decode(text: str) -> Any:
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite_number)
     except (ValueError, RecursionError):
         return _MISSING
 
@@ -67,11 +75,7 @@ def _sniffed(text: str) -> Any:
     if stripped in ("True", "False"):
         return stripped == "True"
     value = _decode(stripped)
-    return text if value is _MISSING or isinstance(value, str) or not _finite(value) else value
-
-
-def _finite(value: Any) -> bool:
-    return not isinstance(value, float) or value - value == 0.0
+    return text if value is _MISSING or isinstance(value, str) else value
 
 
 def _of_kind(kind: str, text: str) -> Any:
@@ -79,7 +83,7 @@ def _of_kind(kind: str, text: str) -> Any:
         lowered = text.lower()
         return lowered == "true" if lowered in ("true", "false") else _MISSING
     value = _decode(text)
-    if value is _MISSING or isinstance(value, bool) or not _finite(value):
+    if value is _MISSING or isinstance(value, bool):
         return _MISSING
     if kind == "integer":
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -87,6 +91,32 @@ def _of_kind(kind: str, text: str) -> Any:
         return value if isinstance(value, int) else _MISSING
     wanted: dict[str, Any] = {"number": (int, float), "object": dict, "array": list}
     return value if kind in wanted and isinstance(value, wanted[kind]) else _MISSING
+
+
+def properties_of(root: Any) -> tuple[dict[str, Any], Any]:
+    """What a tool's schema says of its arguments by name, and of all others (None: nothing).
+
+    Looked for also behind `$ref`, allOf, anyOf and oneOf at the top; of two that name the same one the first counts.
+    """
+    known: dict[str, Any] = {}
+    others: Any = None
+    pending, steps = [root], 0
+    while pending and steps < MAX_STEPS:
+        schema = pending.pop(0)
+        steps += 1
+        if not isinstance(schema, dict):
+            continue
+        properties = schema.get("properties")
+        if isinstance(properties, dict):
+            known = {**properties, **known}
+        if others is None and isinstance(schema.get("additionalProperties"), dict):
+            others = schema["additionalProperties"]
+        if isinstance(schema.get("$ref"), str):
+            pending.append(_resolve(schema["$ref"], root))
+        for key in ("allOf", "anyOf", "oneOf"):
+            branches = schema.get(key)
+            pending.extend(branches if isinstance(branches, list) else ())
+    return known, others
 
 
 def allowed_kinds(schema: Any, root: Any) -> tuple[str, ...]:

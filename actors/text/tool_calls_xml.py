@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from neuron.actors.text.tool_calls_typing import typed_value
+from neuron.actors.text.tool_calls_typing import properties_of, typed_value
 
 #: The longest tag, names included.
 MAX_TAG = 300
@@ -218,19 +218,14 @@ class XmlScanner:
         function = self._functions[-1]
         if not function.parameters or function.closes[-1] is not None or self._last_char != "\n":
             return False
-        known = self._properties(function.name)
+        known, _ = properties_of(self.schemas.get(function.name))
         return not known or (key in known and all(parameter.key != key for parameter in function.parameters))
-
-    def _properties(self, name: str) -> dict[str, Any]:
-        schema = self.schemas.get(name)
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        return properties if isinstance(properties, dict) else {}
 
     # -- values
 
     def _arguments(self, raw: str, function: _Function, end: int) -> dict[str, Any]:
-        properties = self._properties(function.name)
         root = self.schemas.get(function.name)
+        known, others = properties_of(root)
         arguments: dict[str, Any] = {}
         for index, (parameter, close) in enumerate(zip(function.parameters, function.closes, strict=True)):
             following = function.parameters[index + 1].start if index + 1 < len(function.parameters) else end
@@ -238,7 +233,7 @@ class XmlScanner:
             if close is not None and not raw[close[1] : following].strip():
                 stop = close[0]
             value = _between_lines(raw[parameter.value_start : stop])
-            arguments[parameter.key] = typed_value(value, properties.get(parameter.key), root)
+            arguments[parameter.key] = typed_value(value, known.get(parameter.key, others), root)
         return arguments
 
 

@@ -1,6 +1,8 @@
 """POST /v1/chat/completions and /v1/responses: validate, submit, then stream or fold the same events."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -20,6 +22,7 @@ from neuron.api.validate.chat import has_images, read_chat
 from neuron.api.validate.responses import ResponsesCall, read_responses
 from neuron.api.wire.chat import ChatFold, ChatShape, ChatStream, new_chat_id
 from neuron.api.wire.responses import ResponsesShape, ResponsesStream, new_response_id, responses_body
+from neuron.runtime.errors import NeuronError
 from neuron.runtime.workers import Workers
 
 Call = TypeVar("Call", covariant=True)
@@ -63,13 +66,25 @@ def register(app: Quart, daemon: Daemon) -> None:
     async def responses() -> Response:
         context = current()
         call = await _parse(workers, context, read_responses)
-        stream, streamed = await _submit(daemon, call.request, context), call.stream
-        projection = ResponsesStream(_responses_shape(call, context))
-        del call
-        if streamed:
-            return event_stream(inference_frames(stream, projection, context.note_error))
-        await collect(stream, projection.push)
+        with _about_input():
+            stream, streamed = await _submit(daemon, call.request, context), call.stream
+            projection = ResponsesStream(_responses_shape(call, context))
+            del call
+            if streamed:
+                return event_stream(inference_frames(stream, projection, context.note_error))
+            await collect(stream, projection.push)
         return Response(responses_body(projection), content_type="application/json")
+
+
+@contextmanager
+def _about_input() -> Iterator[None]:
+    """The field that chat calls `messages` is `input` here."""
+    try:
+        yield
+    except NeuronError as error:
+        if (error.param or "").startswith("messages"):
+            error.param = "input"
+        raise
 
 
 async def _parse(workers: Workers, context: RequestContext, read: Reads[Call]) -> Call:

@@ -42,7 +42,12 @@ def register(app: Quart, daemon: Daemon) -> None:
 
     @app.post("/models/unload")
     async def unload() -> Response:
-        await daemon.unload(read_model_id(decode_object(current().body)))
+        model_id = read_model_id(decode_object(current().body))
+        try:
+            await daemon.unload(model_id)
+        except ModelNotFound as error:
+            error.param = "model_id"
+            raise
         return reply_json(bodies.StatusBody("unloaded"))
 
 

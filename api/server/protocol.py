@@ -1,6 +1,7 @@
 """Hypercorn's HTTP/1.1 protocol, narrowed: no HTTP/2, no upgrades, no WebSocket, and JSON bodies on refusals."""
 
 import h11
+import structlog
 from hypercorn.events import Closed
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Request, Response
@@ -8,7 +9,8 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
 from neuron.actors.errors import BodyTimeout, HeadersTooLarge
-from neuron.api.errors import MalformedHttp, error_bytes, error_headers
+from neuron.api.errors import MalformedHttp, error_bytes, error_headers, log_rejection
+from neuron.api.request_ids import new_request_id
 from neuron.api.wire.encoding import comment
 from neuron.runtime.errors import NeuronError
 
@@ -106,11 +108,16 @@ class Http1Protocol(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         error = _refusal(status_code)
+        req_id = new_request_id()
+        with structlog.contextvars.bound_contextvars(req_id=req_id):
+            log_rejection(error, method="", path="")
         body = error_bytes(error)
         headers = [(name.encode(), value.encode()) for name, value in error_headers(error)]
         headers += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-        headers += self.config.response_headers("h11")
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        headers += [(b"x-request-id", req_id.encode()), *self.config.response_headers("h11")]
+        # 505 is one of a kind; what else h11 suggests (501 for two transfer codings) is a malformed request.
+        status = status_code if status_code == 505 else error.status
+        await self._send_h11_event(h11.Response(status_code=status, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from neuron.actors.errors import ChainedConversationNotSupported
+from neuron.actors import limits
+from neuron.actors.errors import ChainedConversationNotSupported, UnsupportedParameter
 from neuron.actors.request import InferenceRequest, Message, Role
 from neuron.api.validate import ranges
 from neuron.api.validate.chat import check_images, read_model
@@ -20,6 +21,8 @@ from neuron.api.validate.sampling import (
     refuse_unsupported,
 )
 from neuron.api.validate.tools import read_choice, read_flat_tools
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponsesCall(msgspec.Struct, frozen=True):
@@ -43,6 +46,7 @@ def read_responses(body: dict[str, Any], *, req_id: str, principal: str) -> Resp
         )
     refuse_unsupported(reader, ranges.RESPONSES_UNSUPPORTED)
     refuse_unsupported(reader, ranges.UNSUPPORTED)
+    _refuse_logprobs(reader)
     stream = reader.boolean("stream") or False
     instructions = reader.string("instructions")
     tools = read_flat_tools(reader)
@@ -76,6 +80,12 @@ def read_responses(body: dict[str, Any], *, req_id: str, principal: str) -> Resp
         text={"format": form or {"type": "text"}},
         metadata=_metadata(reader),
     )
+
+
+def _refuse_logprobs(reader: Reader) -> None:
+    """What else `include` may name is never there to be left out."""
+    if _LOGPROBS in (reader.list("include", max_items=limits.CONTENT_PARTS.value) or ()):
+        raise UnsupportedParameter(f"'include': {_LOGPROBS} is not supported by this server.", param="include")
 
 
 def _messages(reader: Reader, instructions: str | None) -> tuple[Message, ...]:

@@ -135,7 +135,11 @@ def read_response_format(form: dict[str, Any] | None, param: str) -> ResponseFor
     if form is None:
         return ResponseFormat()
     reader = Reader(form, param)
-    kind = reader.choice("type", ("text", "json_object", "json_schema")) or "text"
+    kind = reader.choice("type", ("text", "json_object", "json_schema"))
+    if kind is None:
+        if form:
+            raise InvalidValue(f"'{reader.at('type')}' is missing.", param=reader.at("type"))
+        return ResponseFormat()
     if kind != "json_schema":
         return ResponseFormat(kind=kind)
     nested = reader.object("json_schema")

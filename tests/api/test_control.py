@@ -111,6 +111,12 @@ def test_bad_load_bodies(server: FakeServer, body: dict[str, Any], status: int, 
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
+def test_an_unknown_model_is_named_by_the_field_it_came_in(server: FakeServer) -> None:
+    with server.client() as client:
+        error = client.post("/models/unload", json={"model_id": "no/such"}).json()["error"]
+    assert (error["code"], error["param"], error["model_id"]) == ("model_not_found", "model_id", "no/such")
+
+
 def test_refused_loads_carry_what_gateways_look_for(server: FakeServer) -> None:
     with server.client() as client:
         server.daemon.load_error = AlreadyLoaded("The model is already loaded with another spec.")

@@ -161,10 +161,11 @@ def test_pictures_for_a_text_model(server: FakeServer) -> None:
         chat = client.post("/v1/chat/completions", json=chat_body(messages=[{"role": "user", "content": [part]}]))
         item = {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
         responses = client.post("/v1/responses", json={"model": "org/name", "input": [item]})
-    for response in (chat, responses):
+    for response, field in ((chat, "messages"), (responses, "input")):
         body = response.json()["error"]
         assert (response.status_code, body["code"], body["model_id"]) == (400, "vision_unsupported", "org/name")
         assert body["suggestion"]
+        assert body["param"] == field
 
 
 def test_thinking_follows_the_header_where_configured() -> None:

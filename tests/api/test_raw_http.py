@@ -1,6 +1,7 @@
 """Raw bytes on the socket: what is no clean HTTP/1.1 is refused in the API's shape, or cut; others are unaffected."""
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: 
         (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400, "malformed_http"),
         (POST + b"Content-Length: -1\r\n\r\n", 400, "malformed_http"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, "malformed_http"),
+        (POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, "malformed_http"),
         (GET + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (GET + b"X: " + b"a" * 9_000 + b"\r\nConnection: close\r\n\r\n", 431, "headers_too_large"),
         (GET + b"".join(b"X%d: a\r\n" % i for i in range(101)) + b"\r\n", 431, "headers_too_large"),
@@ -78,8 +80,10 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: 
 def test_malformed_requests_are_refused_in_shape_and_closed(
     server: FakeServer, data: bytes, status: int, code: str
 ) -> None:
-    got, body = parse(exchange(server, data))
+    received = exchange(server, data)
+    got, body = parse(received)
     assert (got, body["error"]["code"]) == (status, code) or status == 400 == got
+    assert re.search(rb"\r\nx-request-id: req_[0-9a-f]{24}\r\n", received)
     assert set(body["error"]) >= {"message", "type", "param", "code"}
 
 

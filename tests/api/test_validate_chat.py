@@ -57,7 +57,13 @@ def refused(**fields: Any) -> RequestError:
         (
             "response_format",
             [{"type": "text"}, {"type": "json_object"}, None],
-            [{"type": "xml"}, "json", {"type": "json_schema"}],
+            [
+                {"type": "xml"},
+                "json",
+                {"type": "json_schema"},
+                {"json_schema": {"name": "x", "schema": {"type": "object"}}},
+                {"type": None},
+            ],
         ),
         ("stream_options", [{}, {"include_usage": True}, {"include_usage": None}, None], [{"include_usage": "x"}, [1]]),
         ("thinking", [{"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}, None], [{"type": "loud"}, True]),

@@ -130,7 +130,14 @@ def test_state_is_not_kept() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"background": True}, {"truncation": "auto"}, {"conversation": "c"}, {"prompt": {"id": "p"}}, {"top_logprobs": 2}],
+    [
+        {"background": True},
+        {"truncation": "auto"},
+        {"conversation": "c"},
+        {"prompt": {"id": "p"}},
+        {"top_logprobs": 2},
+        {"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]},
+    ],
 )
 def test_unsupported(fields: dict[str, Any]) -> None:
     error = refused(**fields)

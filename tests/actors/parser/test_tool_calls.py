@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron.actors.events import ToolCallArguments, ToolCallStart
-from neuron.actors.request import ToolChoice
+from neuron.actors.request import Tool, ToolChoice
 from neuron.actors.text.types import Markers
 from tests.actors.parser.harness import BARE, CALL, END_CALL, Model, cut, fold, parser, run, run_all
 from tests.actors.parser.harness import IDS as MARKER_IDS
@@ -64,6 +64,21 @@ def test_quoted_names(quote: str) -> None:
 def test_types_from_the_schema() -> None:
     out = run_all(xml("edit", ("n", "7"), ("old", "007")), BARE)
     assert json.loads(out.calls[0][1]) == {"n": 7, "old": "007"}
+
+
+def test_types_behind_a_reference_and_of_arguments_without_a_name() -> None:
+    schema = {
+        "$defs": {"Args": {"properties": {"path": {"type": "string"}}, "additionalProperties": {"type": "string"}}},
+        "$ref": "#/$defs/Args",
+    }
+    tools = (Tool(name="edit", description="", parameters=schema, raw={}),)
+    out = run_all(xml("edit", ("path", "007"), ("other", "3")), BARE, tools=tools)
+    assert json.loads(out.calls[0][1]) == {"path": "007", "other": "3"}
+
+
+def test_a_number_that_json_cannot_say_leaves_the_call() -> None:
+    out = run_all(xml("edit", ("extra", '{"a": 1e999}')), BARE)
+    assert json.loads(out.calls[0][1]) == {"extra": '{"a": 1e999}'}
 
 
 def test_missing_opening_tag() -> None:

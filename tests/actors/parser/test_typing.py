@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron.actors.text.tool_calls_typing import allowed_kinds, dump_arguments, load_json, typed_value
+from neuron.actors.text.tool_calls_typing import allowed_kinds, dump_arguments, load_json, properties_of, typed_value
 
 NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 ROOT = {
@@ -43,6 +43,8 @@ ROOT = {
         ({"type": "string"}, "  x ", "  x "),
         ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": "object"}, "{'a': 1}", "{'a': 1}"),
+        ({"type": "object"}, '{"a": [1e999]}', '{"a": [1e999]}'),
+        ({"type": "array"}, "[-1e999]", "[-1e999]"),
         ({"type": "array"}, "[1, 2]", [1, 2]),
         ({"type": "array"}, '{"a": 1}', '{"a": 1}'),
         ({"type": "null"}, "None", None),
@@ -68,6 +70,7 @@ ROOT = {
         (None, '"q"', '"q"'),
         (None, "plain", "plain"),
         (None, "1e999", "1e999"),
+        (None, "[1e999]", "[1e999]"),
         ({"type": "widget"}, "x", "x"),
         ({"type": 7}, "x", "x"),
         ({"anyOf": "x", "enum": 3}, "x", "x"),
@@ -77,6 +80,24 @@ def test_table(schema: Any, text: str, value: Any) -> None:
     typed = typed_value(text, schema, ROOT)
     assert typed == value
     assert type(typed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "known", "others"),
+    [
+        ({"properties": {"a": {"type": "string"}}}, {"a": {"type": "string"}}, None),
+        ({"$defs": {"A": {"properties": {"a": 1}}}, "$ref": "#/$defs/A"}, {"a": 1}, None),
+        ({"allOf": [{"properties": {"a": 1}}, {"properties": {"a": 2, "b": 3}}]}, {"a": 1, "b": 3}, None),
+        ({"anyOf": [{"properties": {"a": 1}}], "properties": {"c": 2}}, {"a": 1, "c": 2}, None),
+        ({"additionalProperties": {"type": "string"}}, {}, {"type": "string"}),
+        ({"additionalProperties": False, "properties": []}, {}, None),
+        ({"$ref": "#"}, {}, None),
+        ({"allOf": [{"$ref": "#"}] * 99}, {}, None),
+        ("x", {}, None),
+    ],
+)
+def test_what_a_schema_says_of_the_arguments(schema: Any, known: Any, others: Any) -> None:
+    assert properties_of(schema) == (known, others)
 
 
 json_values = st.recursive(
