@@ -177,6 +177,9 @@ def _rope(
     rotary_dim = fields.integer("rope.dimension_count", 2, MAX_HEAD_DIM, head_dim)
     section = _section(fields)
     check_rotary(fields, rotary_dim, head_dim, section)
+    # 0 says that there is none.
+    if 0.0 < factor < 1.0:
+        raise fields.fault("a rope scaling factor below 1 is not possible.")
     factor = max(factor, 1.0)
     return RopeConfig(
         theta=fields.number("rope.freq_base", MIN_THETA, MAX_THETA, 10_000.0),

@@ -125,6 +125,7 @@ def test_values_repeated_for_each_layer(tmp_path: Path) -> None:
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "invalid_gguf"),
         ({"llama.rope.freq_base": float("inf")}, "invalid_gguf"),
         ({"llama.rope.freq_base": 1.0}, "invalid_gguf"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.5}, "invalid_gguf"),
         ({"llama.rope.scaling.yarn_beta_fast": 0.0}, "invalid_gguf"),
         ({"llama.rope.scaling.yarn_beta_slow": 0.0}, "invalid_gguf"),
         ({"llama.rope.dimension_count": 10}, "invalid_gguf"),
