@@ -1,9 +1,11 @@
 """Team: the threads of one model's compute. Compiled code runs on all of them at once and meets at barriers."""
 # mypy: allow-untyped-defs, allow-untyped-decorators
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,13 @@ class Team:
                 self._done[index].release()
 
 
-def default_threads() -> int:
-    """Cores this process may use (physical ones are not told apart)."""
-    return max(1, len(os.sched_getaffinity(0)))
+def default_threads(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use (physical ones are not told apart), or the time of so many that its container gets.
+
+    With more threads than that all of them stand still at a barrier while one has used up its time.
+    """
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit.
+        allowed, period = limit.read_text().split()
+        cores = min(cores, -(-int(allowed) // int(period)))
+    return max(1, cores)

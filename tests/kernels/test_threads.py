@@ -1,10 +1,12 @@
 """Team: every thread runs, barriers hold, an error comes back, the threads end."""
 
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
-from neuron.kernels.threads import Contention, Team, meet
+from neuron.kernels.threads import Contention, Team, default_threads, meet
 
 
 def test_every_thread_runs_once() -> None:
@@ -84,3 +86,17 @@ def test_the_kernel_tells_running_from_waiting() -> None:
     assert second[0] > first[0]
     assert second[1] >= first[1]
     meter.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [("150000 100000\n", 2), ("1000 100000\n", 1), ("1600000 100000\n", 8), ("max 100000\n", 8), ("", 8)],
+)
+def test_a_container_with_less_time_gets_fewer_threads(
+    text: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    limit = tmp_path / "cpu.max"
+    limit.write_text(text)
+    assert default_threads(limit) == threads
+    assert default_threads(tmp_path / "none") == 8
