@@ -6,7 +6,7 @@ their first launch, never at import. Imported only by the cuda.py of an operatio
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -31,36 +31,70 @@ def device(function: Callable[..., Any]) -> Any:
     return cuda.jit(device=True)(function)
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """A kernel, `kernel(f)[grid, block, stream](...)`, compiled for the device and the block of its first launch."""
+def kernel(function: Callable[..., Any], blocks: int | None = None) -> Any:
+    """A kernel, `kernel(f)[grid, block, stream](...)`, compiled for the device and the block of its first launch.
+
+    `blocks`: how many a multiprocessor must have room for at once. The compiler's own choice if None, which may put
+    registers into memory where one block would do.
+    """
     if SIMULATED:
         return cuda.jit(function)
     # Small grids are meant: a step of one token has no more to share out.
     config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-    return _Bounded(function)
+    return _Bounded(function, blocks)
 
 
 class _Bounded:
-    """Compiled for each size of block by itself: without a bound a thread may get more registers than a block has."""
+    """Compiled for each size of block by itself: without a bound a thread may get more registers than a block has.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    Through PTX, as `to_ptx` and the tests do it: with link-time optimisation everything would be compiled twice, and
+    what the tests assembled would not be what runs.
+    """
+
+    def __init__(self, function: Callable[..., Any], blocks: int | None) -> None:
+        self._function, self._blocks = function, blocks
         self._compiled: dict[int, Any] = {}
 
     def __getitem__(self, configuration: tuple[Any, ...]) -> Any:
         block = configuration[1]
         if block not in self._compiled:
-            self._compiled[block] = cuda.jit(self._function, launch_bounds=block)
+            bounds = _bounds(block, self._blocks)
+            self._compiled[block] = cuda.jit(self._function, launch_bounds=bounds, lto=False)
         return self._compiled[block][configuration]
 
 
-def to_ptx(function: Callable[..., Any], signature: Any, capability: tuple[int, int], threads: int) -> str:
-    """PTX of a kernel for a compute capability; needs no device. `threads`: the block it is launched with."""
-    with _assumed(capability):
-        ptx, _ = cuda.compile(
-            function, signature, device=False, abi="numba", cc=capability, output="ptx", launch_bounds=threads
+def _bounds(threads: int, blocks: int | None) -> int | tuple[int, int]:
+    return threads if blocks is None else (threads, blocks)
+
+
+def to_ptx(
+    function: Callable[..., Any],
+    signature: Any,
+    capabilities: Iterable[tuple[int, int]],
+    threads: int,
+    blocks: int | None = None,
+) -> dict[str, str]:
+    """PTX of a kernel by target ("sm_80", "sm_90a", ...), as a launch makes it there; needs no device.
+
+    `threads`: the block it is launched with; `blocks` as in `kernel`. One pass over the source serves every capability.
+    """
+    from numba.cuda import compiler
+
+    wanted = sorted(capabilities)
+    with _assumed(wanted[0]):
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            function, signature, device=False, abi="numba", cc=wanted[0], launch_bounds=_bounds(threads, blocks)
         )
-    return str(ptx)
+        return {_target(one): "\n".join(library.get_asm_strs(cc=(*one, _features(one)))) for one in wanted}
+
+
+def _target(capability: tuple[int, int]) -> str:
+    return f"sm_{capability[0]}{capability[1]}{_features(capability)}"
+
+
+def _features(capability: tuple[int, int]) -> str:
+    """What numba.cuda asks of the compiler for the present device: features of this very one, from Hopper on."""
+    return "a" if capability >= (9, 0) else ""
 
 
 @contextmanager

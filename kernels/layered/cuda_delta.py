@@ -102,7 +102,7 @@ def fitting_parts(key_dim: int, value_dim: int) -> int | None:
 
 @cache
 def _decoding(key_dim: int, value_dim: int, parts: int, bfloat16: bool) -> Any:
-    return kernel(decode.make(key_dim, value_dim, parts, bfloat16=bfloat16))
+    return kernel(decode.make(key_dim, value_dim, parts, bfloat16=bfloat16), decode.BLOCKS)
 
 
 @cache

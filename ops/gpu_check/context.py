@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from neuron.kernels.layered.graph import CudaRecorder
 from ops.gpu_check.report import Ceilings
 
 
@@ -57,15 +58,17 @@ class Context:
         if not self.cuda:
             return self.seconds(work, repeats)
         self._warm(work)
-        graph = torch.cuda.CUDAGraph()
+
+        def repeated() -> None:
+            for _ in range(repeats):
+                work()
+
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                for _ in range(repeats):
-                    work()
+            replay = CudaRecorder().record(repeated)
         except Exception as error:
             self.notes.append(f"not recorded in a CUDA graph, timed with its launches: {error}".partition("\n")[0])
             return self.seconds(work, repeats)
-        return self.seconds(graph.replay, 5) / repeats
+        return self.seconds(replay, 5) / repeats
 
     def _warm(self, work: Callable[[], object]) -> None:
         for _ in range(1 if self.small else 3):

@@ -60,7 +60,8 @@ def _decode(context: Context, result: StageResult) -> None:
     conv, rings = (torch.ones(*shape, device=device) for shape in ((_KERNEL, channels), (1, _KERNEL, channels)))
     decay, bias, norm = (torch.ones(size, device=device) for size in (heads, heads, layer.width))
     slots, positions = (torch.full((1,), value, device=device) for value in (0, 5))
-    out, compiled = torch.empty_like(z), kernel(decode.make(layer.width, layer.width, parts, bfloat16=True))
+    out = torch.empty_like(z)
+    compiled = kernel(decode.make(layer.width, layer.width, parts, bfloat16=True), decode.BLOCKS)
     arguments = (x, z, a, b, conv, -decay, bias, norm, 1e-6, False, rings, layer.state[None], slots, positions, out)
     taken = context.recorded_seconds(lambda: launch(compiled, (heads, 1), layer.width * parts, arguments))
     result.figures["decode_s"] = taken

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -64,20 +65,44 @@ def test_what_the_stages_measure() -> None:
 
 
 def test_what_pytest_says_is_read() -> None:
-    good = StageResult("tests")
-    hardware_tests.read("...\n115 passed, 3 skipped in 1.20s", 0, good)
-    assert (good.status, good.figures["passed"], good.figures["skipped"]) == (Status.OK, 115, 3)
-    bad = StageResult("tests")
-    hardware_tests.read("FAILED tests/a.py::b - assert 1\n1 failed, 4 passed in 2s", 1, bad)
-    assert bad.status is Status.FAILED
+    """Of one process or several; what fails or is late in one of them counts."""
+
+    def told(*said: tuple[int, str]) -> StageResult:
+        result = StageResult("tests")
+        hardware_tests.read(said, result)
+        return result
+
+    passed = (0, "...\n115 passed, 3 skipped in 1.20s")
+    good = told(passed, (0, "5 passed in 3s"))
+    assert (good.status, good.figures["passed"], good.figures["skipped"]) == (Status.OK, 120, 3)
+    bad = told(passed, (1, "FAILED tests/a.py::b - assert 1\n1 failed, 4 passed in 2s"))
+    assert (bad.status, bad.figures["passed"], bad.figures["failed"]) == (Status.FAILED, 119, 1)
     assert bad.lines[0] == "FAILED tests/a.py::b - assert 1"
-    none = StageResult("tests")
-    hardware_tests.read("SKIPPED [5] test_gpu.py:3: no CUDA device\n5 skipped in 2s", 0, none)
+    none = told((0, "SKIPPED [5] test_gpu.py:3: no CUDA device\n5 skipped in 2s"))
     assert none.status is Status.MISSING
     assert "no CUDA device" in none.lines[0]
-    broken = StageResult("tests")
-    hardware_tests.read("", 4, broken)
-    assert broken.status is Status.FAILED
+    assert told((4, "")).status is Status.FAILED
+    late = told(passed, (124, "....F"))
+    assert late.status is Status.FAILED
+    assert late.lines == ["the tests did not end in time; last: ....F"]
+
+
+def test_shares_of_the_tests_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every share ends by itself or is killed; what it wrote until then is read."""
+    seen: list[tuple[str, ...]] = []
+
+    def command(*arguments: str) -> list[str]:
+        seen.append(arguments)
+        code = "import time; print('2 passed', flush=True); time.sleep(60 if LATE else 0)"
+        return [sys.executable, "-c", code.replace("LATE", str("late" in arguments))]
+
+    monkeypatch.setattr(hardware_tests, "_command", command)
+    begun = time.monotonic()
+    said = hardware_tests._said([["a", "b"], ["late"]], begun + 5)
+    assert time.monotonic() - begun < 30
+    assert [code for code, _ in said] == [0, 124]
+    assert all(text.strip() == "2 passed" for _, text in said)
+    assert [share[2:] for share in seen] == [("a", "b"), ("late",)]
 
 
 @pytest.mark.timeout(200)
@@ -182,7 +207,9 @@ def test_device_time_is_taken_of_a_graph_where_one_can_be_made(monkeypatch: pyte
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
         yield
 
+    streams: list[str] = []
     fakes = {"Event": FakeEvent, "graph": graph, "synchronize": lambda device: None}
+    fakes |= {"current_stream": lambda: "own", "set_stream": streams.append}
     for name, fake in (fakes | {"CUDAGraph": lambda: SimpleNamespace(replay=lambda: None)}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
     context = Context(torch.device("cuda"), False, 0.0, Ceilings())
@@ -190,6 +217,8 @@ def test_device_time_is_taken_of_a_graph_where_one_can_be_made(monkeypatch: pyte
     taken = context.recorded_seconds(lambda: calls.append(1), 10)
     assert taken == pytest.approx(1e-4 if records else 1e-3)
     assert len(calls) == (3 + 10 if records else 3 + 3 + 10)
+    # A capture that failed may have left its own stream as the current one.
+    assert streams == ([] if records else ["own"])
     assert context.notes == (
         []
         if records

@@ -86,11 +86,12 @@ def _word_high(rows, which, head, position, pair):
 
 def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[..., None]:
     """A kernel on grid (splits, kv heads, n); rows as float32, or bfloat16 two to an int32."""
-    dim, group, lanes, threads, tile = shape.dim, shape.group, shape.lanes, shape.threads, shape.tile
-    pairs, held, apart, subsets = dim // 2, dim // 2 // lanes, threads // lanes, shape.subsets
-    asked_count, sum_count = 2 * group * held, 3 * group
-    load = widen if bfloat16_query else plain
-    low, high = (_word_low, _word_high) if bfloat16_rows else (_float_low, _float_high)
+    group, threads, tile, subsets, lanes = shape.group, shape.threads, shape.tile, shape.subsets, shape.lanes
+    pairs = shape.dim // 2
+    asked_count, sum_count = 2 * group * (pairs // lanes), 3 * group
+    read = (_word_low, _word_high) if bfloat16_rows else (_float_low, _float_high)
+    ask = _asking(shape, widen if bfloat16_query else plain)
+    score, soften, gather, leave = _scoring(shape, *read), _softening(shape), _gathering(shape, *read), _leaving(shape)
 
     def attend(query, rows, index, scale, parts):
         """parts float32 [n, heads, splits * subsets, dim + 2]: peak score, sum of exponentials, sums of values.
@@ -109,67 +110,122 @@ def make(shape: Plan, *, bfloat16_query: bool, bfloat16_rows: bool) -> Callable[
         splits = cuda.gridDim.x
         run = (length + splits * tile - 1) // (splits * tile) * tile
         first, last = split * run, min(length, (split + 1) * run)
-        lane, place = (thread % lanes) & _NOT_NEGATIVE, thread // lanes
-        for g in range(group):
-            for i in range(held):
-                pair = lane + i * lanes
-                asked[2 * (g * held + i)] = load(query[token, head * group + g, 2 * pair]) * scale
-                asked[2 * (g * held + i) + 1] = load(query[token, head * group + g, 2 * pair + 1]) * scale
-            for i in range(3):
-                sums[3 * g + i] = ZERO
+        ask(query, token, head, thread % lanes, scale, asked)
+        for i in range(sum_count):
+            sums[i] = ZERO
         if thread < group:
             peaks[thread] = _LOWEST
         column, subset = (thread % pairs) & _NOT_NEGATIVE, thread // pairs
         cuda.syncthreads()
         for start in range(first, last, tile):
-            for base in range(0, tile, apart):
-                position = start + base + place
-                row = min(position, last - 1) & _NOT_NEGATIVE
-                for g in range(group):
-                    total = ZERO
-                    for i in range(held):
-                        pair, at = lane + i * lanes, 2 * (g * held + i)
-                        total += asked[at] * low(rows, 0, head, row, pair)
-                        total += asked[at + 1] * high(rows, 0, head, row, pair)
-                    total = group_sum(total, lanes, scratch, thread)
-                    if lane == 0 and base + place < tile:
-                        scores[g, base + place] = total if position < last else _LOWEST
+            score(rows, head, start, last, thread, asked, scratch, scores)
             cuda.syncthreads()
-            if thread < group:
-                peak = peaks[thread]
-                higher = peak
-                for t in range(tile):
-                    higher = max(higher, scores[thread, t])
-                peaks[thread] = higher
-                fades[thread] = math.exp(peak - higher)
-            cuda.syncthreads()
-            for i in range(thread, group * tile, threads):
-                scores[i // tile, i % tile] = math.exp(scores[i // tile, i % tile] - peaks[i // tile])
-            cuda.syncthreads()
+            soften(thread, scores, peaks, fades)
             if subset < subsets:
-                for i in range(3 * group):
+                for i in range(sum_count):
                     sums[i] *= fades[i // 3]
-                for t in range(subset, tile, subsets):
-                    row = min(start + t, last - 1) & _NOT_NEGATIVE
-                    even, odd = low(rows, 1, head, row, column), high(rows, 1, head, row, column)
-                    for g in range(group):
-                        weight = scores[g, t]
-                        sums[3 * g] += weight * even
-                        sums[3 * g + 1] += weight * odd
-                        sums[3 * g + 2] += weight
+                gather(rows, head, start, last, column, subset, scores, sums)
             cuda.syncthreads()
         if subset < subsets:
-            part = split * subsets + subset
-            for g in range(group):
-                target = parts[token, head * group + g, part]
-                if column == 0:
-                    target[0] = peaks[g]
-                    target[1] = sums[3 * g + 2]
-                if first < last:
-                    target[2 + 2 * column] = sums[3 * g]
-                    target[3 + 2 * column] = sums[3 * g + 1]
+            leave(parts, token, head, split * subsets + subset, column, first < last, peaks, sums)
 
     return attend
+
+
+def _asking(shape: Plan, load: Any) -> Any:
+    group, held, lanes = shape.group, shape.dim // 2 // shape.lanes, shape.lanes
+
+    @device
+    def ask(query, token, head, lane, scale, asked):
+        """What a thread keeps of the queries of a group, in pairs, times the scale."""
+        for g in range(group):
+            for i in range(held):
+                pair = (lane & _NOT_NEGATIVE) + i * lanes
+                asked[2 * (g * held + i)] = load(query[token, head * group + g, 2 * pair]) * scale
+                asked[2 * (g * held + i) + 1] = load(query[token, head * group + g, 2 * pair + 1]) * scale
+
+    return ask
+
+
+def _scoring(shape: Plan, low: Any, high: Any) -> Any:
+    group, lanes, tile = shape.group, shape.lanes, shape.tile
+    held, apart = shape.dim // 2 // lanes, shape.threads // lanes
+
+    @device
+    def score(rows, head, start, last, thread, asked, scratch, scores):
+        """scores [group, tile] of the positions from `start`, -inf from `last` on. Every thread of the block calls."""
+        lane, place = (thread % lanes) & _NOT_NEGATIVE, thread // lanes
+        for base in range(0, tile, apart):
+            position = start + base + place
+            row = min(position, last - 1) & _NOT_NEGATIVE
+            for g in range(group):
+                total = ZERO
+                for i in range(held):
+                    pair, at = lane + i * lanes, 2 * (g * held + i)
+                    total += asked[at] * low(rows, 0, head, row, pair)
+                    total += asked[at + 1] * high(rows, 0, head, row, pair)
+                total = group_sum(total, lanes, scratch, thread)
+                if lane == 0 and base + place < tile:
+                    scores[g, base + place] = total if position < last else _LOWEST
+
+    return score
+
+
+def _softening(shape: Plan) -> Any:
+    group, threads, tile = shape.group, shape.threads, shape.tile
+
+    @device
+    def soften(thread, scores, peaks, fades):
+        """Scores become exponentials over the peak so far; `fades`: what earlier ones are to be multiplied with."""
+        if thread < group:
+            peak = peaks[thread]
+            higher = peak
+            for t in range(tile):
+                higher = max(higher, scores[thread, t])
+            peaks[thread] = higher
+            fades[thread] = math.exp(peak - higher)
+        cuda.syncthreads()
+        for i in range(thread, group * tile, threads):
+            scores[i // tile, i % tile] = math.exp(scores[i // tile, i % tile] - peaks[i // tile])
+        cuda.syncthreads()
+
+    return soften
+
+
+def _gathering(shape: Plan, low: Any, high: Any) -> Any:
+    group, tile, subsets = shape.group, shape.tile, shape.subsets
+
+    @device
+    def gather(rows, head, start, last, column, subset, scores, sums):
+        """Add the values of a thread's positions and columns, weighted: for each query even, odd, weights."""
+        for t in range(subset, tile, subsets):
+            row = min(start + t, last - 1) & _NOT_NEGATIVE
+            even, odd = low(rows, 1, head, row, column), high(rows, 1, head, row, column)
+            for g in range(group):
+                weight = scores[g, t]
+                sums[3 * g] += weight * even
+                sums[3 * g + 1] += weight * odd
+                sums[3 * g + 2] += weight
+
+    return gather
+
+
+def _leaving(shape: Plan) -> Any:
+    group = shape.group
+
+    @device
+    def leave(parts, token, head, part, column, any_position, peaks, sums):
+        """Write a thread's columns of its part."""
+        for g in range(group):
+            target = parts[token, head * group + g, part]
+            if column == 0:
+                target[0] = peaks[g]
+                target[1] = sums[3 * g + 2]
+            if any_position:
+                target[2 + 2 * column] = sums[3 * g]
+                target[3 + 2 * column] = sums[3 * g + 1]
+
+    return leave
 
 
 def make_combine(dim: int, *, gated: bool, bfloat16_gate: bool, bfloat16_out: bool) -> Callable[..., None]:

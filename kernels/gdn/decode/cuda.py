@@ -17,9 +17,15 @@ from neuron.kernels.gdn.conv_update.cuda import convolved
 from neuron.kernels.gdn.gating.cuda import log_decay, sigmoid
 from neuron.kernels.gdn.recurrent.naive import L2_EPSILON
 
+#: Of a multiprocessor: a block's share of the state fills most of its registers.
+BLOCKS = 1
+
 
 def make(key_width: int, value_width: int, parts: int, *, bfloat16: bool) -> Callable[..., None]:
-    """A kernel of value_width * parts threads (whole warps) on grid (Hv, B), for projections in float32 or bfloat16."""
+    """A kernel of value_width * parts threads (whole warps) on grid (Hv, B), for projections in float32 or bfloat16.
+
+    To be compiled for BLOCKS.
+    """
     rows, threads, inputs = key_width // parts, value_width * parts, 2 * key_width + value_width
     scale, epsilon = np.float32(key_width**-0.5), np.float32(L2_EPSILON)
     load, store = (widen, narrow) if bfloat16 else (plain, plain)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from neuron.kernels.cuda import SIMULATED
+from neuron.kernels.cuda import launch as launch_kernel
 from neuron.kernels.formats.dequant import dequantise
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.fused import launch
@@ -82,6 +83,19 @@ def check_product(kind: GgmlType, size: Size) -> float:
             x, out = randoms(n, size.cols, dtype=dtype), torch.full((n, size.rows), torch.nan, device=device())
             products.multiply(kind, blocks, x, out)
             errors.append(error(out, wide(x) @ transposed))
+    return max(errors)
+
+
+def check_tall_product(kind: GgmlType, size: Size) -> float:
+    """A block of threads on four rows of the matrix at once, as in large ones; the last of them are not there."""
+    blocks, numbers = blocks_of(kind, size.rows, size.cols)
+    words, halves = products._views(kind, blocks)
+    transposed, errors, threads = numbers.astype(np.float64).T, [], 64
+    for n in (1, 2):
+        x, out = randoms(n, size.cols), torch.full((n, size.rows), torch.nan, device=device())
+        compiled = products._multiplying(kind, 4, n, threads, False, False)
+        launch_kernel(compiled, (-(-size.rows // 4),), threads, (words, halves, x, out))
+        errors.append(error(out, wide(x) @ transposed))
     return max(errors)
 
 
@@ -160,6 +174,8 @@ def _checks() -> dict[str, Callable[[Size], float]]:
     found: dict[str, Callable[[Size], float]] = {}
     for kind in products.BLOCK_KINDS:
         found[f"product {kind.name}"] = partial(check_product, kind)
+        if kind in (GgmlType.Q4_K, GgmlType.Q8_0):
+            found[f"tall product {kind.name}"] = partial(check_tall_product, kind)
         found[f"numbers {kind.name}"] = partial(check_numbers, kind)
         found[f"embedding {kind.name}"] = partial(check_embedding, kind)
     for dtype, suffix in ((torch.float32, ""), (torch.bfloat16, " in bfloat16")):

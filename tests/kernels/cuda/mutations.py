@@ -31,6 +31,13 @@ _CHANGES: dict[str, tuple[int, str, str, str, tuple[str, ...]]] = {
     "unsigned scales": (1, _UNPACK, "& 255) ^ 128) - np.float32(128.0)", "& 255))", ("product Q6_K",)),
     "the mask adds": (1, _UNPACK, "np.float32(-4.0) * factor", "np.float32(0.0) * factor", ("product Q3_K",)),
     "the last rows twice": (2, _MATVEC, "words.shape[0] - 1) &", "words.shape[0] - 2) &", ("product Q8_0",)),
+    "rows of a block one apart": (
+        2,
+        _MATVEC,
+        "first_x = cuda.blockIdx.x * rows",
+        "first_x = cuda.blockIdx.x",
+        ("tall product Q4_K",),
+    ),
     "one token's embedding for all": (1, _EXPAND, "rows[target]", "rows[0]", ("embedding Q4_0",)),
     "nothing is added": (1, _NORM, "x[row, i] = value", "pass", ("norm after a sum",)),
     "rotation the other way": (1, _ROPE, "if later == 1 else", "if later == 0 else", ("rope", "rope of neighbours")),

@@ -18,7 +18,7 @@ class FakeNumba:
         self.launches: list[tuple[Any, ...]] = []
         self.streams: list[int] = []
         self.described: list[dict[str, Any]] = []
-        self.compiled: list[int] = []
+        self.compiled: list[Any] = []
 
     def external_stream(self, handle: int) -> object:
         self.streams.append(handle)
@@ -30,7 +30,9 @@ class FakeNumba:
         self.described.append(interface)
         return ("array", interface["pointer"], interface["type"])
 
-    def jit(self, function: object, launch_bounds: int) -> Any:
+    def jit(self, function: object, launch_bounds: Any, lto: bool) -> Any:
+        # The tests assemble PTX: what runs must come from it too.
+        assert not lto
         self.compiled.append(launch_bounds)
         fake = self
 
@@ -80,6 +82,11 @@ def test_what_is_known_is_not_made_again(numba: FakeNumba) -> None:
     assert len(numba.described) == 4
     assert numba.streams == [77]
     assert numba.compiled == [64, 32]
+
+
+def test_a_kernel_may_ask_for_room_for_its_blocks(numba: FakeNumba) -> None:
+    shim.launch(shim.kernel(function, 1), (1,), 512, (0.5,))
+    assert numba.compiled == [(512, 1)]
 
 
 def test_descriptions_are_bounded_and_keep_no_memory(numba: FakeNumba, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,5 +35,5 @@ def builds() -> dict[str, Build]:
     for bfloat16 in (False, True):
         name = f"decode {'bfloat16' if bfloat16 else 'float32'}"
         make = partial(decode.make, 128, 128, 4, bfloat16=bfloat16)
-        found[name] = Build(make, partial(decode.signature, bfloat16=bfloat16), 512)
+        found[name] = Build(make, partial(decode.signature, bfloat16=bfloat16), 512, blocks=decode.BLOCKS)
     return found

@@ -31,11 +31,11 @@ WAYS = {
 }
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The largest memory that an operation made: storages that were not among its arguments."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = 0
         self.name = ""
 
