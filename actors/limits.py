@@ -25,6 +25,7 @@ HEADER_COUNT = Limit("number of request headers", 100, "headers", "431 headers_t
 HEADER_SECONDS = Limit("time for the request headers", 10, "s", "408 body_timeout, close")
 BODY_SECONDS = Limit("time for the request body, beyond what 64 KiB/s explain", 30, "s", "408 body_timeout, close")
 BODY_BYTES_PER_SECOND = 64 * KIB
+CONTROL_BODY_BYTES = Limit("body of a call that is no inference", 64 * KIB, "bytes", "413 body_too_large")
 BODIES_BYTES = Limit(
     "all request bodies that arrive or are read at one time, beyond the first 64 KiB of each",
     256 * MIB,
@@ -38,6 +39,7 @@ REQUEST_ID_CHARS = Limit("x-request-id", 128, "characters", "replaced by one of 
 
 # -- JSON ----------------------------------------------------------------------------------------
 JSON_DEPTH = Limit("nesting of a JSON body", 64, "levels", "400 invalid_json")
+JSON_VALUES = Limit("values in a JSON body (elements, members, empty lists)", 1 << 18, "values", "400 invalid_json")
 JSON_INT_DIGITS = Limit("digits of a JSON integer", 19, "digits", "400 invalid_json")
 
 # -- the conversation ----------------------------------------------------------------------------

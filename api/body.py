@@ -8,6 +8,7 @@ from typing import Any
 from neuron.actors import limits
 from neuron.actors.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
 from neuron.actors.settings import LimitSettings
+from neuron.api.access import INFERENCE
 from neuron.api.body_budget import BodyShare
 from neuron.api.context import Headers
 from neuron.api.errors import MalformedHttp
@@ -19,33 +20,31 @@ class ClientGone(Exception):
     """The client left before its body was complete; nobody is there to answer."""
 
 
-def check_body_headers(method: str, headers: Headers, raw: list[tuple[bytes, bytes]], settings: LimitSettings) -> None:
-    """What the headers alone already rule out: two lengths, an encoding, a form, a size."""
+def check_body_headers(method: str, headers: Headers, raw: list[tuple[bytes, bytes]], most: int) -> None:
+    """What the headers alone already rule out: two lengths, an encoding, a form, a size of more than `most` bytes."""
     names = [name.lower() for name, _ in raw]
     if b"transfer-encoding" in names and b"content-length" in names:
         raise MalformedHttp("A request cannot have both Content-Length and Transfer-Encoding.")
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType("Compressed request bodies are not accepted.")
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > most_bytes(method, settings):
-        raise _too_many(method, settings)
+    if length.isdigit() and int(length) > most:
+        raise too_large(most)
     if method == "POST" and not _is_json(headers.get("content-type", "")):
         raise UnsupportedMediaType("Send 'Content-Type: application/json'.")
 
 
-def most_bytes(method: str, settings: LimitSettings) -> int:
-    """Bytes of a body. Only a POST has a use for one, and the probes, which need no key, must cost no memory."""
-    return settings.body_mb * limits.MIB if method == "POST" else limits.HEADER_TOTAL_BYTES.value
+def most_bytes(method: str, path: str, settings: LimitSettings) -> int:
+    """Bytes of a body. Only inference has a use for a large one; the probes, which need no key, must cost no memory,
+    and what controls the daemon is read on its event loop."""
+    if method != "POST":
+        return limits.HEADER_TOTAL_BYTES.value
+    return settings.body_mb * limits.MIB if path in INFERENCE else limits.CONTROL_BODY_BYTES.value
 
 
-def _too_many(method: str, settings: LimitSettings) -> BodyTooLarge:
-    if method == "POST":
-        return too_large(settings.body_mb)
-    return BodyTooLarge("A request of this method needs no body.", max_bytes=most_bytes(method, settings))
-
-
-def too_large(limit_mb: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The request body is larger than {limit_mb} MiB.", max_bytes=limit_mb * limits.MIB)
+def too_large(most: int) -> BodyTooLarge:
+    shown = f"{most // limits.MIB} MiB" if most >= limits.MIB else f"{most // limits.KIB} KiB"
+    return BodyTooLarge(f"The request body is larger than the {shown} that this call takes.", max_bytes=most)
 
 
 def _is_json(content_type: str) -> bool:
@@ -57,12 +56,12 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def read_body(receive: Receive, method: str, settings: LimitSettings, share: BodyShare) -> bytes:
-    """The whole body. Counted while it arrives; a body that trickles is cut, a large one at a fair pace is not.
+async def read_body(receive: Receive, most: int, share: BodyShare) -> bytes:
+    """The whole body, of at most `most` bytes. Counted while it arrives; one that trickles is cut, a large one at a
+    fair pace is not.
 
     Raises BodyTooLarge, BodyTimeout, ClientGone, RateLimited (too many large bodies at one time).
     """
-    cap = most_bytes(method, settings)
     parts: list[bytes] = []
     size = 0
     started = time.monotonic()
@@ -77,8 +76,8 @@ async def read_body(receive: Receive, method: str, settings: LimitSettings, shar
             raise ClientGone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
-        if size > cap:
-            raise _too_many(method, settings)
+        if size > most:
+            raise too_large(most)
         share.hold(size)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -13,7 +13,7 @@ from neuron.actors import limits
 from neuron.actors.errors import HeadersTooLarge
 from neuron.actors.settings import Settings
 from neuron.api.access import Access, Asking
-from neuron.api.body import ClientGone, Receive, check_body_headers, discard_body, read_body
+from neuron.api.body import ClientGone, Receive, check_body_headers, discard_body, most_bytes, read_body
 from neuron.api.body_budget import BodyBudget, BodyShare
 from neuron.api.context import Headers, RequestContext, collect_headers, wants_thinking
 from neuron.api.errors import MalformedHttp, error_bytes, error_headers, log_rejection, public
@@ -98,8 +98,9 @@ class Edge:
                 await self._preflight(reply)
                 return
             self._access.check(asking)
-            check_body_headers(asking.method, asking.headers, scope["headers"], self._limits)
-            body = await read_body(receive, asking.method, self._limits, share)
+            most = most_bytes(asking.method, asking.path, self._limits)
+            check_body_headers(asking.method, asking.headers, scope["headers"], most)
+            body = await read_body(receive, most, share)
         except NeuronError as error:
             log_rejection(error, method=asking.method, path=asking.path)
             await self._refuse(error, receive, reply, asking)

@@ -1,23 +1,28 @@
 """Strict JSON: decodes a request body, or refuses it with a 400 that says where. Called by routes only.
 
 Refused: text that is not UTF-8, a byte-order mark, NaN and Infinity, numbers beyond a double, integers of more than
-19 digits, duplicate keys (two parsers may read them differently), lone surrogates, and nesting beyond 64.
+19 digits, duplicate keys (two parsers may read them differently), lone surrogates, nesting beyond 64, and more values
+than any honest request has: three bytes of text may become a hundred of memory.
 """
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from neuron.actors import limits
 from neuron.actors.errors import InvalidJson
 
 _BOM = b"\xef\xbb\xbf"
+#: A whole string, or one that never ends; nothing is ever tried twice.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def decode_json(body: bytes) -> Any:
     """Raises InvalidJson."""
     if body.startswith(_BOM):
         raise InvalidJson("The body starts with a byte-order mark; send plain UTF-8.")
+    _check_values(body)
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -42,6 +47,26 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidJson("The body must be a JSON object.")
     return value
+
+
+def _check_values(body: bytes) -> None:
+    """Commas and opening brackets outside of strings: at least as many as there are values below the first."""
+    if _marks(body) <= limits.JSON_VALUES.value:
+        return
+    count = position = 0
+    for string in _STRING.finditer(body):
+        count += _marks(body[position : string.start()])
+        if count > limits.JSON_VALUES.value:
+            break
+        position = string.end()
+    else:
+        count += _marks(body[position:])
+    if count > limits.JSON_VALUES.value:
+        raise InvalidJson(f"The body holds more than {limits.JSON_VALUES.value} values.")
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -82,24 +107,31 @@ _DECODER = json.JSONDecoder(
 
 def _check_tree(root: Any, *, escapes: bool) -> None:
     """Depth always; surrogates only when the text had `\\u` escapes (nothing else can bring one in)."""
-    pending: list[tuple[Any, int, str]] = [(root, 1, "")]
+    if escapes and isinstance(root, str):
+        _check_text(root, "")
+    pending: list[tuple[Any, int, str]] = [(root, 1, "")] if isinstance(root, dict | list) else []
     while pending:
         value, depth, where = pending.pop()
-        if isinstance(value, str):
-            if escapes:
-                _check_text(value, where)
-            continue
-        if not isinstance(value, dict | list):
-            continue
         if depth > limits.JSON_DEPTH.value:
             raise InvalidJson(f"The body is nested deeper than {limits.JSON_DEPTH.value} levels.")
-        if isinstance(value, list):
-            pending.extend((item, depth + 1, f"{where}[{index}]") for index, item in enumerate(value))
-            continue
-        for key, item in value.items():
-            if escapes:
+        if escapes and isinstance(value, dict):
+            for key in value:
                 _check_text(key, f"a key of {where}" if where else "a key")
-            pending.append((item, depth + 1, f"{where}.{key}" if where else key))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            inside = isinstance(item, dict | list)
+            if not (inside or (escapes and isinstance(item, str))):
+                continue
+            place = _place(where, key) if escapes else ""
+            if inside:
+                pending.append((item, depth + 1, place))
+            else:
+                _check_text(item, place)
+
+
+def _place(where: str, key: str | int) -> str:
+    if isinstance(key, int):
+        return f"{where}[{key}]"
+    return f"{where}.{key}" if where else key
 
 
 def _check_text(text: str, where: str) -> None:

@@ -33,7 +33,7 @@ class Reads(Protocol[Call]):
 
 
 #: Bodies above this many bytes are parsed in a thread, so many at once: each may take several times its own size.
-_SMALL_BODY = 64 * limits.KIB
+_SMALL_BODY = 16 * limits.KIB
 _PARSERS = 2
 
 
@@ -122,8 +122,9 @@ def _check_modality(request: InferenceRequest, info: ModelInfo, daemon: Daemon, 
             model_id=info.id,
             suggestion="Leave the images out, or ask a model whose capabilities include vision.",
         )
-    if body_bytes > daemon.settings.limits.text_body_mb * limits.MIB:
-        raise too_large(daemon.settings.limits.text_body_mb)
+    most = daemon.settings.limits.text_body_mb * limits.MIB
+    if body_bytes > most:
+        raise too_large(most)
 
 
 def _default_thinking(request: InferenceRequest, daemon: Daemon, context: RequestContext) -> InferenceRequest:

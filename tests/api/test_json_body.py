@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron.actors.errors import InvalidJson
+from neuron.api import json_body
 from neuron.api.json_body import decode_json, decode_object
 
 HOSTILE = {
@@ -37,6 +38,10 @@ HOSTILE = {
     "lone surrogate": b'{"a": "\\ud83d"}',
     "lone surrogate key": b'{"\\ud83d": 1}',
     "reversed pair": b'{"a": "\\ude00\\ud83d"}',
+    "many lists": b'{"a":[' + b"[]," * 300_000 + b"1]}",
+    "many strings": b'{"a":[' + b'"",' * 300_000 + b"1]}",
+    "many values behind a string without end": b"[" + b"1," * 300_000 + b'"' + b'\\"' * 1000,
+    "a string without end of many marks": b'"' + b'\\",' * 2_000_000,
     "depth 65": b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
     "depth 100k": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "depth 100k objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
@@ -95,3 +100,16 @@ def test_any_bytes_give_a_value_or_the_typed_error(body: bytes) -> None:
         decode_json(body)
     except InvalidJson:
         pass
+
+
+def test_marks_inside_of_strings_are_no_values() -> None:
+    text = 'a, [b], {c}, "d", \\, ' * 100_000
+    body = json.dumps({"a": text, "b": [1, 2]}).encode()
+    assert decode_object(body) == {"a": text, "b": [1, 2]}
+
+
+def test_too_many_values_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three bytes of text are a hundred of memory, and hold up every other request meanwhile."""
+    monkeypatch.setattr(json_body, "_DECODER", None)
+    with pytest.raises(InvalidJson, match="more than 262144 values"):
+        decode_json(b"[" + b"[]," * 5_000_000 + b"1]")

@@ -103,6 +103,18 @@ def walk_JSON_DEPTH(_server: FakeServer, times: Callable[[int], int]) -> bool:
     return _decodes(nested(times(limits.JSON_DEPTH.value)))
 
 
+def walk_JSON_VALUES(_server: FakeServer, times: Callable[[int], int]) -> bool:
+    return _decodes(b"[" + b",".join([b"1"] * times(limits.JSON_VALUES.value)) + b"]")
+
+
+def walk_CONTROL_BODY_BYTES(server: FakeServer, times: Callable[[int], int]) -> bool:
+    body = b'{"model_id": "org/name"}'.ljust(times(limits.CONTROL_BODY_BYTES.value))
+    with server.client() as client:
+        answer = client.post("/models/load", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 413)
+    return answer.status_code == 200
+
+
 def walk_JSON_INT_DIGITS(_server: FakeServer, times: Callable[[int], int]) -> bool:
     return _decodes(b"1" * times(limits.JSON_INT_DIGITS.value))
 
