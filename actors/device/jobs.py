@@ -302,7 +302,7 @@ class Done(Message, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """Not terminal: how far a load is. `stage`: "read", "upload", "quantise", "compile", "self-check"."""
+    """Not terminal: how far a load is. `stage`: "read" or "compile"."""
 
     stage: str
     fraction: float
