@@ -1,5 +1,7 @@
 """From an exception to a verdict: numeric code first, then text, then the Python type; unknown is fatal. Pure."""
 
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +10,7 @@ from neuron.actors.device.worker.fault_table import CODE_RULES, TEXT_RULES, Code
 _BY_CODE: dict[int, CodeRule] = {rule.code: rule for rule in CODE_RULES}
 _MAX_CHAIN = 16
 _MAX_TEXT = 2000
+_DRIVER_NAME = re.compile(r"\bCUDA_ERROR_[A-Z0-9_]+")
 
 #: Python errors: raised by our own code, before or beside the device, never by it.
 _HOST_TYPES: tuple[type[BaseException], ...] = (
@@ -71,7 +74,8 @@ def classify(error: BaseException) -> Classified:
 
 
 def numeric_code(error: BaseException) -> int:
-    """`error_code` of torch.AcceleratorError or `code` of numba's CudaAPIError; 0 when there is none."""
+    """`error_code` of torch.AcceleratorError, `code` of numba's CudaAPIError, or what the text of a CUDAError names
+    (numba launches and loads code through cuda.core, whose error has no number); 0 when there is none."""
     for kind in type(error).__mro__:
         if kind.__name__ == "AcceleratorError":
             code = getattr(error, "error_code", 0)
@@ -79,7 +83,16 @@ def numeric_code(error: BaseException) -> int:
         if kind.__name__ == "CudaAPIError":
             code = getattr(error, "code", 0)
             return int(code) if isinstance(code, int) else 0
+        if kind.__name__ == "CUDAError":
+            return _named_code(str(error))
     return 0
+
+
+def _named_code(text: str) -> int:
+    """The driver's number for the name in `text`, from the bindings that the error came through."""
+    name = _DRIVER_NAME.search(text)
+    bindings = sys.modules.get("cuda.bindings.driver")
+    return 0 if name is None or bindings is None else int(getattr(bindings.CUresult, name[0], 0))
 
 
 def describe(error: BaseException) -> str:

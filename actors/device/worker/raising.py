@@ -13,7 +13,7 @@ _CODE = re.compile(r"\b(?:error|code)\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 
 def device_error(kind: str, code: int = 0, text: str = "") -> Exception:
-    """`kind`: accelerator, oom, cuda_api, dist, runtime or value. Raises nothing itself."""
+    """`kind`: accelerator, oom, cuda_api, cuda_core, dist, runtime or value. Raises nothing itself."""
     if kind == "value":
         return ValueError(text)
     if kind == "runtime":
@@ -22,6 +22,11 @@ def device_error(kind: str, code: int = 0, text: str = "") -> Exception:
         from numba.cuda.cudadrv.driver import CudaAPIError
 
         return CudaAPIError(code, text)  # type: ignore[no-any-return]
+    if kind == "cuda_core":
+        from cuda.bindings.driver import CUresult
+        from cuda.core._utils.cuda_utils import CUDAError
+
+        return CUDAError(f"{CUresult(code).name}: {text}")  # type: ignore[no-any-return]
     import torch
 
     if kind == "oom":

@@ -20,6 +20,8 @@ HINT = (
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
 
+#: Codes that the runtime has and the driver has not.
+RUNTIME_ONLY = {"invalid_device_function"}
 #: Full texts as seen in the field, by the name of the line that must catch them.
 TEXT_VECTORS: dict[str, str] = {
     "out_of_memory": "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 7.79 GiB",
@@ -110,6 +112,23 @@ def test_a_scripts_text_gets_the_librarys_class_and_code(rule: CodeRule) -> None
     error = from_text(f"CUDA error: {rule.text}")
     assert isinstance(error, torch.AcceleratorError)
     assert numeric_code(error) == rule.code
+
+
+def test_a_failed_launch_of_numbas_is_known_by_the_name_in_its_text() -> None:
+    """cuda.core, through which numba launches, raises an error without a number."""
+    from cuda.bindings.driver import CUresult
+
+    named = [rule for rule in CODE_RULES if rule.code in {int(code) for code in CUresult}]
+    assert {rule.name for rule in CODE_RULES} - {rule.name for rule in named} == RUNTIME_ONLY
+    for rule in named:
+        error = device_error("cuda_core", rule.code, "what the driver says of it")
+        assert classify(error) == Classified(rule.verdict, rule.name, rule.code)
+
+
+def test_a_launch_that_fails_for_an_unknown_reason_is_fatal() -> None:
+    error = device_error("cuda_core", 700)
+    error.args = ("CUDA_ERROR_OF_THE_FUTURE: nobody knows",)
+    assert classify(error) == Classified(Verdict.FATAL, "unclassified")
 
 
 @pytest.mark.parametrize("rule", CODE_RULES, ids=lambda rule: f"{rule.code}-{rule.name}")
