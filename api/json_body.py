@@ -22,7 +22,8 @@ def decode_json(body: bytes) -> Any:
     """Raises InvalidJson."""
     if body.startswith(_BOM):
         raise InvalidJson("The body starts with a byte-order mark; send plain UTF-8.")
-    _check_values(body)
+    if count_values(body, limits.JSON_VALUES.value) > limits.JSON_VALUES.value:
+        raise InvalidJson(f"The body holds more than {limits.JSON_VALUES.value} values.")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -49,20 +50,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_values(body: bytes) -> None:
-    """Commas and opening brackets outside of strings: at least as many as there are values below the first."""
-    if _marks(body) <= limits.JSON_VALUES.value:
-        return
+def count_values(body: bytes, most: int) -> int:
+    """How many values there are below the first, read from the text alone: its commas and opening brackets outside of
+    strings, which are as many or more. Beyond `most` it stops counting."""
+    if (whole := _marks(body)) <= most:
+        return whole
     count = position = 0
     for string in _STRING.finditer(body):
         count += _marks(body[position : string.start()])
-        if count > limits.JSON_VALUES.value:
-            break
+        if count > most:
+            return count
         position = string.end()
-    else:
-        count += _marks(body[position:])
-    if count > limits.JSON_VALUES.value:
-        raise InvalidJson(f"The body holds more than {limits.JSON_VALUES.value} values.")
+    return count + _marks(body[position:])
 
 
 def _marks(text: bytes) -> int:

@@ -19,7 +19,7 @@ from neuron.api.validate.sampling import (
     read_thinking,
     refuse_unsupported,
 )
-from neuron.api.validate.tools import read_choice, read_tool_calls, read_tools
+from neuron.api.validate.tools import CallReader, read_choice, read_tools
 
 _WITH_IMAGES = frozenset({Role.USER, Role.TOOL})
 _ROLES = tuple(role.value for role in Role)
@@ -103,15 +103,16 @@ def read_messages(reader: Reader) -> tuple[Message, ...]:
     items = reader.list("messages", max_items=limits.MESSAGES.value)
     if not items:
         raise InvalidValue("'messages' must be a list that is not empty.", param="messages")
+    calls = CallReader()
     messages = [
-        _message(Reader(as_object(item, f"messages[{index}]"), f"messages[{index}]"))
+        _message(Reader(as_object(item, f"messages[{index}]"), f"messages[{index}]"), calls)
         for index, item in enumerate(items)
     ]
     check_images(messages)
     return tuple(messages)
 
 
-def _message(reader: Reader) -> Message:
+def _message(reader: Reader, calls: CallReader) -> Message:
     name = reader.choice("role", _ROLES)
     if name is None:
         raise InvalidValue(f"'{reader.at('role')}' is missing.", param=reader.at("role"))
@@ -131,7 +132,7 @@ def _message(reader: Reader) -> Message:
         role=role,
         content=content.body,
         reasoning=reasoning,
-        tool_calls=read_tool_calls(reader) if assistant else (),
+        tool_calls=calls.tool_calls(reader) if assistant else (),
         tool_call_id=reader.string("tool_call_id") if role is Role.TOOL else None,
         name=reader.string("name", max_chars=limits.TOOL_NAME_CHARS.value),
     )

@@ -10,7 +10,7 @@ from neuron.actors.errors import ChainedConversationNotSupported, InvalidValue
 from neuron.actors.request import Message, Part, Role, ToolCall
 from neuron.api.validate.content import read_content
 from neuron.api.validate.reader import Reader, as_object
-from neuron.api.validate.tools import HOSTED, read_call
+from neuron.api.validate.tools import HOSTED, CallReader
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 #: Records of tools that ran elsewhere; there is nothing in them for the model.
@@ -51,6 +51,7 @@ class _Builder:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._turn: _Turn | None = None
+        self._calls = CallReader()
 
     def add(self, reader: Reader) -> None:
         kind = reader.string("type")
@@ -60,7 +61,7 @@ class _Builder:
             self._message(reader)
         elif kind == "function_call":
             turn = self._open()
-            turn.calls.append(read_call(reader, reader.string("call_id") or reader.string("id")))
+            turn.calls.append(self._calls.call(reader, reader.string("call_id") or reader.string("id")))
         elif kind == "function_call_output":
             self.close_turn()
             self._output(reader)

@@ -9,7 +9,7 @@ import msgspec
 from neuron.actors import limits
 from neuron.actors.errors import InvalidJson, InvalidValue, UnsupportedParameter
 from neuron.actors.request import Tool, ToolCall, ToolChoice
-from neuron.api.json_body import decode_json
+from neuron.api.json_body import count_values, decode_json
 from neuron.api.validate.reader import Reader, as_object, json_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -132,36 +132,46 @@ def _choice(reader: Reader) -> Choice:
     )
 
 
-def read_tool_calls(reader: Reader) -> tuple[ToolCall, ...]:
-    """The `tool_calls` of an assistant turn; ids may be null."""
-    calls = []
-    for index, item in enumerate(reader.list("tool_calls", max_items=limits.TOOL_CALLS.value) or []):
-        entry = Reader(as_object(item, f"{reader.at('tool_calls')}[{index}]"), f"{reader.at('tool_calls')}[{index}]")
-        function = entry.object("function")
-        if function is None:
-            raise InvalidValue(f"'{entry.at('function')}' is missing.", param=entry.at("function"))
-        calls.append(read_call(Reader(function, entry.at("function")), entry.string("id")))
-    return tuple(calls)
+class CallReader:
+    """Reads the calls of one request, whose arguments together hold no more values than a body may."""
 
+    def __init__(self) -> None:
+        self._left = limits.JSON_VALUES.value
 
-def read_call(reader: Reader, call_id: str | None) -> ToolCall:
-    name = reader.string("name", max_chars=limits.TOOL_NAME_CHARS.value)
-    if not name:
-        raise InvalidValue(f"'{reader.at('name')}' is missing.", param=reader.at("name"))
-    return ToolCall(id=call_id, name=name, arguments=_arguments(reader))
+    def tool_calls(self, reader: Reader) -> tuple[ToolCall, ...]:
+        """The `tool_calls` of an assistant turn; ids may be null."""
+        calls = []
+        for index, item in enumerate(reader.list("tool_calls", max_items=limits.TOOL_CALLS.value) or []):
+            place = f"{reader.at('tool_calls')}[{index}]"
+            entry = Reader(as_object(item, place), place)
+            function = entry.object("function")
+            if function is None:
+                raise InvalidValue(f"'{entry.at('function')}' is missing.", param=entry.at("function"))
+            calls.append(self.call(Reader(function, entry.at("function")), entry.string("id")))
+        return tuple(calls)
 
+    def call(self, reader: Reader, call_id: str | None) -> ToolCall:
+        name = reader.string("name", max_chars=limits.TOOL_NAME_CHARS.value)
+        if not name:
+            raise InvalidValue(f"'{reader.at('name')}' is missing.", param=reader.at("name"))
+        return ToolCall(id=call_id, name=name, arguments=self._arguments(reader))
 
-def _arguments(reader: Reader) -> dict[str, Any] | str:
-    """A mapping wherever the client's value is one or its text parses to one; else the text as it came."""
-    value = reader.get("arguments")
-    if value is None or value == "":
-        return {}
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    try:
-        parsed = decode_json(value.encode("utf-8"))
-    except InvalidJson:
-        return value
-    return parsed if isinstance(parsed, dict) else value
+    def _arguments(self, reader: Reader) -> dict[str, Any] | str:
+        """A mapping wherever the client's value is one or its text parses to one; else the text as it came."""
+        value = reader.get("arguments")
+        if value is None or value == "":
+            return {}
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str):
+            return json.dumps(value, ensure_ascii=False)
+        body = value.encode("utf-8")
+        self._left -= count_values(body, self._left)
+        if self._left < 0:
+            most, param = limits.JSON_VALUES.value, reader.at("arguments")
+            raise InvalidValue(f"'{param}': the arguments of all calls hold more than {most} values.", param=param)
+        try:
+            parsed = decode_json(body)
+        except InvalidJson:
+            return value
+        return parsed if isinstance(parsed, dict) else value

@@ -390,3 +390,17 @@ def test_schema_size_is_limited() -> None:
 
 def test_top_logprobs_needs_logprobs() -> None:
     assert refused(top_logprobs=2).param == "top_logprobs"
+
+
+def test_the_arguments_of_all_calls_together_hold_so_many_values() -> None:
+    """Each would be within the limit of a body: text within text is parsed as well."""
+
+    def calls(values: int) -> dict[str, Any]:
+        arguments = '{"a":[' + ",".join(["1"] * values) + "]}"
+        entries = [{"id": None, "function": {"name": "f", "arguments": arguments}} for _ in range(2)]
+        return {"messages": [{"role": "assistant", "content": None, "tool_calls": entries}]}
+
+    half = limits.JSON_VALUES.value // 2
+    assert len(request(**calls(half - 2)).messages[0].tool_calls) == 2
+    error = refused(**calls(half))
+    assert (error.status, error.param) == (400, "messages[0].tool_calls[1].function.arguments")
