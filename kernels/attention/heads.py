@@ -53,12 +53,16 @@ def _scorer(kind: GgmlType, heads: int) -> Any:
         scale: Any,
         out: Any,
         out_step: Any,
+        coming: Any,
     ) -> Any:
-        """out[g, p] = scale * q[g] . keys[p] for `count` positions, rounded up to POSITIONS; all readable."""
+        """out[g, p] = scale * q[g] . keys[p] for `count` positions, rounded up to POSITIONS; all readable.
+
+        Meanwhile as much memory is fetched at `coming`, into the second cache: the first is too small for a tile.
+        """
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             e = Emitter(builder)
-            q_at, q_row, keys_at, key_row, width, total, factor, out_at, out_row = args
+            q_at, q_row, keys_at, key_row, width, total, factor, out_at, out_row, coming_at = args
             sums = [
                 [cgutils.alloca_once(e.b, ir.VectorType(F32, _LANES)) for _ in range(POSITIONS)] for _ in range(heads)
             ]
@@ -71,6 +75,8 @@ def _scorer(kind: GgmlType, heads: int) -> Any:
                         e.b.store(e.splat(F32, _LANES, 0.0), place)
                 with cgutils.for_range(e.b, e.b.udiv(width, e.i64(_LANES)), intp=I64) as loop:
                     offset = e.b.mul(loop.index, e.i64(_LANES * kind.type_size))
+                    done = e.b.add(e.b.mul(first, key_row), e.b.mul(offset, e.i64(POSITIONS)))
+                    e.prefetch(e.b.add(coming_at, done), POSITIONS * _LANES * kind.type_size, level=2)
                     values = [float_group(e, kind, e.b.add(row, offset), _LANES) for row in rows]
                     column = e.b.add(q_at, e.b.mul(loop.index, e.i64(_LANES * 4)))
                     for g, head in enumerate(sums):
@@ -83,20 +89,29 @@ def _scorer(kind: GgmlType, heads: int) -> Any:
                     e.store(e.b.fmul(found, e.broadcast(factor, POSITIONS)), place, 4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6, types.float32, types.int64, types.int64), codegen
+        return types.void(*[types.int64] * 6, types.float32, *[types.int64] * 3), codegen
 
     return intrinsic(score)
 
 
 def _mixer(kind: GgmlType, heads: int, vectors: int) -> Any:
     def mix(
-        typingctx: Any, weights: Any, weights_step: Any, values: Any, step: Any, count: Any, out: Any, out_step: Any
+        typingctx: Any,
+        weights: Any,
+        weights_step: Any,
+        values: Any,
+        step: Any,
+        count: Any,
+        out: Any,
+        out_step: Any,
+        coming: Any,
     ) -> Any:
-        """out[g] += sum over p of weights[g, p] * values[p], 16 `vectors` columns."""
+        """out[g] += sum over p of weights[g, p] * values[p], 16 `vectors` columns. `coming`: see _scorer."""
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             e = Emitter(builder)
-            weights_at, weights_row, values_at, value_row, total, out_at, out_row = args
+            weights_at, weights_row, values_at, value_row, total, out_at, out_row, coming_at = args
+            width = vectors * _LANES * kind.type_size
             places = [
                 [e.b.add(e.b.add(out_at, e.b.mul(out_row, e.i64(g))), e.i64(64 * v)) for v in range(vectors)]
                 for g in range(heads)
@@ -107,6 +122,7 @@ def _mixer(kind: GgmlType, heads: int, vectors: int) -> Any:
                     e.b.store(e.load(place, F32, _LANES), total_at)
             with cgutils.for_range(e.b, total, intp=I64) as loop:
                 row = e.b.add(values_at, e.b.mul(loop.index, value_row))
+                e.prefetch(e.b.add(coming_at, e.b.mul(loop.index, e.i64(width))), width, level=2)
                 found = [float_group(e, kind, e.at(row, v * _LANES * kind.type_size), _LANES) for v in range(vectors)]
                 for g, held in enumerate(sums):
                     place = e.b.add(e.b.add(weights_at, e.b.mul(weights_row, e.i64(g))), e.b.shl(loop.index, e.i64(2)))
@@ -118,7 +134,7 @@ def _mixer(kind: GgmlType, heads: int, vectors: int) -> Any:
                     e.store(e.b.load(total_at), place)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(*[types.int64] * 8), codegen
 
     return intrinsic(mix)
 
@@ -129,39 +145,39 @@ def _for_kind(kind: GgmlType) -> tuple[Any, Any]:
     narrow_1, narrow_2, narrow_3, narrow_4 = (_mixer(kind, heads, 1) for heads in range(1, HEADS + 1))
     size = kind.type_size
 
-    def score(heads, q, q_step, keys, step, dim, count, scale, out, out_step):
+    def score(heads, q, q_step, keys, step, dim, count, scale, out, out_step, coming):
         if heads == 4:
-            score_4(q, q_step, keys, step, dim, count, scale, out, out_step)
+            score_4(q, q_step, keys, step, dim, count, scale, out, out_step, coming)
         elif heads == 3:
-            score_3(q, q_step, keys, step, dim, count, scale, out, out_step)
+            score_3(q, q_step, keys, step, dim, count, scale, out, out_step, coming)
         elif heads == 2:
-            score_2(q, q_step, keys, step, dim, count, scale, out, out_step)
+            score_2(q, q_step, keys, step, dim, count, scale, out, out_step, coming)
         else:
-            score_1(q, q_step, keys, step, dim, count, scale, out, out_step)
+            score_1(q, q_step, keys, step, dim, count, scale, out, out_step, coming)
 
-    def mix(heads, weights, weights_step, values, step, dim, count, out, out_step):
+    def mix(heads, weights, weights_step, values, step, dim, count, out, out_step, coming):
         column = 0
         while column < dim:
-            source, target = values + column * size, out + column * 4
+            source, target, part = values + column * size, out + column * 4, coming + column * size * count
             if dim - column >= 64:
                 if heads == 4:
-                    wide_4(weights, weights_step, source, step, count, target, out_step)
+                    wide_4(weights, weights_step, source, step, count, target, out_step, part)
                 elif heads == 3:
-                    wide_3(weights, weights_step, source, step, count, target, out_step)
+                    wide_3(weights, weights_step, source, step, count, target, out_step, part)
                 elif heads == 2:
-                    wide_2(weights, weights_step, source, step, count, target, out_step)
+                    wide_2(weights, weights_step, source, step, count, target, out_step, part)
                 else:
-                    wide_1(weights, weights_step, source, step, count, target, out_step)
+                    wide_1(weights, weights_step, source, step, count, target, out_step, part)
                 column += 64
             else:
                 if heads == 4:
-                    narrow_4(weights, weights_step, source, step, count, target, out_step)
+                    narrow_4(weights, weights_step, source, step, count, target, out_step, part)
                 elif heads == 3:
-                    narrow_3(weights, weights_step, source, step, count, target, out_step)
+                    narrow_3(weights, weights_step, source, step, count, target, out_step, part)
                 elif heads == 2:
-                    narrow_2(weights, weights_step, source, step, count, target, out_step)
+                    narrow_2(weights, weights_step, source, step, count, target, out_step, part)
                 else:
-                    narrow_1(weights, weights_step, source, step, count, target, out_step)
+                    narrow_1(weights, weights_step, source, step, count, target, out_step, part)
                 column += 16
 
     return inlined(score), inlined(mix)
@@ -172,20 +188,20 @@ _score_f32, _mix_f32 = _for_kind(GgmlType.F32)
 
 
 @inlined
-def score_heads(kind, heads, q, q_step, keys, step, dim, count, scale, out, out_step):
+def score_heads(kind, heads, q, q_step, keys, step, dim, count, scale, out, out_step, coming):
     """Scores of `heads` <= HEADS queries, see _scorer; `dim` is a multiple of 16."""
     keep_apart()
     if kind == _F16:
-        _score_f16(heads, q, q_step, keys, step, dim, count, scale, out, out_step)
+        _score_f16(heads, q, q_step, keys, step, dim, count, scale, out, out_step, coming)
     else:
-        _score_f32(heads, q, q_step, keys, step, dim, count, scale, out, out_step)
+        _score_f32(heads, q, q_step, keys, step, dim, count, scale, out, out_step, coming)
 
 
 @inlined
-def mix_heads(kind, heads, weights, weights_step, values, step, dim, count, out, out_step):
+def mix_heads(kind, heads, weights, weights_step, values, step, dim, count, out, out_step, coming):
     """Add weighted values to the sums of `heads` queries, see _mixer."""
     keep_apart()
     if kind == _F16:
-        _mix_f16(heads, weights, weights_step, values, step, dim, count, out, out_step)
+        _mix_f16(heads, weights, weights_step, values, step, dim, count, out, out_step, coming)
     else:
-        _mix_f32(heads, weights, weights_step, values, step, dim, count, out, out_step)
+        _mix_f32(heads, weights, weights_step, values, step, dim, count, out, out_step, coming)

@@ -48,7 +48,8 @@ def attend(q, group, keys, values, first, last, shape, scores, out, out_step):
     """The `group` query heads at `q` that share keys and values, over positions first <= p < last.
 
     `out`, `out_step` bytes apart: peak score, sum of exponentials, head_dim floats each. Online softmax over tiles
-    (https://arxiv.org/abs/2205.14135); every tile of keys and values is read from memory once for all heads.
+    (https://arxiv.org/abs/2205.14135). Every tile is read from memory once for all heads: its values while its keys are
+    met, the next tile's keys while its values are.
     """
     step = shape.head_dim * shape.kv_size
     for g in range(group):
@@ -62,7 +63,9 @@ def attend(q, group, keys, values, first, last, shape, scores, out, out_step):
             for g in range(0, group, HEADS):
                 query, target = q + g * shape.head_dim * 4, out + g * out_step
                 heads, place = min(HEADS, group - g), start * step
-                attend_heads(heads, query, keys + place, values + place, count, shape, scores, target, out_step)
+                # The last tile asks for its own keys, which costs nothing: they are in the core's cache.
+                coming = keys + (start + TILE if start + TILE < last else start) * step
+                attend_heads(heads, query, keys + place, values + place, coming, count, shape, scores, target, out_step)
             continue
         for g in range(group):
             query = q + g * shape.head_dim * 4
@@ -70,16 +73,19 @@ def attend(q, group, keys, values, first, last, shape, scores, out, out_step):
 
 
 @inlined
-def attend_heads(heads, q, keys, values, count, shape, scores, out, out_step):
-    """Add `count` <= TILE positions to the partial results of `heads` <= HEADS neighbouring queries."""
+def attend_heads(heads, q, keys, values, coming, count, shape, scores, out, out_step):
+    """Add `count` <= TILE positions to the partial results of `heads` <= HEADS neighbouring queries.
+
+    `coming`: keys of the next tile.
+    """
     dim, kind = shape.head_dim, shape.kv_kind
     step, line = dim * shape.kv_size, TILE * 4
-    score_heads(kind, heads, q, dim * 4, keys, step, dim, count, shape.scale, scores, line)
+    score_heads(kind, heads, q, dim * 4, keys, step, dim, count, shape.scale, scores, line, values)
     for g in range(heads):
         part, mine = out + g * out_step, scores + g * line
         total = soften(part, part + 8, mine, count, dim)
         store_f32(part + 4, load_f32(part + 4) + total)
-    mix_heads(kind, heads, scores, line, values, step, dim, count, out + 8, out_step)
+    mix_heads(kind, heads, scores, line, values, step, dim, count, out + 8, out_step, coming)
 
 
 @inlined

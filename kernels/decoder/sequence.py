@@ -47,7 +47,7 @@ class SequenceCache:
 
     def advance(self, tokens: int) -> None:
         """`tokens` more are held; their rows and states are written."""
-        self.kv.length += tokens
+        self.kv.hold(self.length + tokens)
 
     def truncate(self, keep: int) -> int:
         """Hold only the first `keep` tokens; returns how many are held.
@@ -65,7 +65,7 @@ class SequenceCache:
     def place(self, length: int) -> int:
         """Hold `length` tokens whose rows and state were just put in place."""
         self._deltas.clear()
-        self.kv.length = length
+        self.kv.hold(length)
         return length
 
     def copy_rows(self, begin: int, end: int, pages: Pages) -> npt.NDArray[np.generic]:

@@ -12,9 +12,6 @@ from llvmlite import ir
 
 I1, I8, I16, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
-#: How far ahead of a row's reading its memory is asked for. The CPU's own look-ahead ends with each page of 4 KiB; it
-#: is enough for rows of floats, which are read faster than those of blocks are computed.
-AHEAD = 4096
 
 
 @cache
@@ -63,14 +60,14 @@ class Emitter:
     def load_half(self, address: ir.Value) -> ir.Value:
         return self.b.fpext(self.load(address, F16), F32)
 
-    def prefetch(self, address: ir.Value, nbytes: int) -> None:
-        """Ask for the lines AHEAD of `nbytes` at `address`. The address need not be valid."""
+    def prefetch(self, address: ir.Value, nbytes: int, *, level: int = 1) -> None:
+        """Ask for the lines of `nbytes` at `address`, into the cache of that level. The address need not be valid."""
         pointer = I8.as_pointer()
         call = self._intrinsic("llvm.prefetch.p0", ir.VoidType(), [pointer, I32, I32, I32])
-        # For reading, to be kept in all caches, data.
-        flags = [ir.Constant(I32, value) for value in (0, 3, 1)]
+        # For reading, how close to keep it (3: in all caches), data.
+        flags = [ir.Constant(I32, value) for value in (0, 4 - level, 1)]
         for line in range(0, nbytes, 64):
-            self.b.call(call, [self.b.inttoptr(self.at(address, AHEAD + line), pointer), *flags])
+            self.b.call(call, [self.b.inttoptr(self.at(address, line), pointer), *flags])
 
     # -- vectors
 

@@ -61,7 +61,7 @@ def test_prompts(heads: int, kv_heads: int, dim: int, position: int, n: int, exa
     values = random.standard_normal((heads, n, dim)).astype(np.float32)
     gate = random.standard_normal((n, heads * dim)).astype(np.float32)
     query = values if exact else to_bf16(values)
-    cache.length = position
+    cache.hold(position)
     out = np.empty((n, heads * dim), dtype=query.dtype)
     spare = np.full((n, spare_columns(shape)), np.nan, np.float32)
     wanted = _softmax(values if exact else from_bf16(query), cache, 1, position).reshape(n, -1)
