@@ -212,6 +212,8 @@ class DeviceProcess:
             self.ready = reply
         elif pending is not None and isinstance(pending.job, FORWARDS) and not isinstance(reply, Fault):
             self._warm.add(pending.job.handle)
+        elif pending is not None and isinstance(pending.job, jobs.Drop):
+            self._warm.discard(pending.job.handle)
         self._on_reply(reply, pending)
         if isinstance(reply, Fault) and reply.device_fault:
             self.end(deaths.device_fault(reply))
