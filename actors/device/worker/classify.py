@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neuron.actors.device.worker.fault_table import CODE_RULES, TEXT_RULES, CodeRule, Verdict
+from neuron.kernels.errors import LoadError
+from neuron.kernels.formats.errors import FormatError
+from neuron.runtime.errors import NeuronError
 
 _BY_CODE: dict[int, CodeRule] = {rule.code: rule for rule in CODE_RULES}
 _MAX_CHAIN = 16
@@ -49,6 +52,10 @@ class RequestFault(Exception):
         self.name = name
 
 
+#: Errors of our own whose type says all. Their text is never looked at: it may hold a name out of an untrusted file.
+_OWN_TYPES: tuple[type[BaseException], ...] = (FormatError, LoadError, NeuronError, RequestFault)
+
+
 def classify(error: BaseException) -> Classified:
     """Decide what `error` means. The whole chain of causes is looked at: a wrapped device error is one."""
     chain = list(_chain(error))
@@ -65,7 +72,7 @@ def classify(error: BaseException) -> Classified:
         if _is_out_of_memory(link):
             return Classified(Verdict.OOM, "out_of_memory")
     for link in chain:
-        found = None if isinstance(link, _HOST_TYPES) else _by_text(str(link))
+        found = None if isinstance(link, (*_HOST_TYPES, *_OWN_TYPES)) else _by_text(str(link))
         if found is not None:
             return found
     if isinstance(error, (*_HOST_TYPES, RequestFault)):

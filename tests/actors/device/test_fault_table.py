@@ -14,6 +14,10 @@ from neuron.actors.device.worker.classify import (
 )
 from neuron.actors.device.worker.fault_table import CODE_RULES, TEXT_RULES, CodeRule, TextRule, Verdict
 from neuron.actors.device.worker.raising import device_error, from_text
+from neuron.actors.device.worker.verdicts import examine
+from neuron.kernels.errors import WeightMismatch
+from neuron.kernels.formats.errors import FormatError
+from neuron.runtime.errors import InsufficientShm
 
 HINT = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -178,6 +182,24 @@ def test_an_accelerator_error_without_code_or_known_text_is_fatal() -> None:
 )
 def test_python_errors_are_the_hosts(error: Exception) -> None:
     assert classify(error).verdict is Verdict.HOST
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda text: FormatError("corrupt_weights", text), "corrupt_weights"),
+        (lambda text: WeightMismatch(text), "corrupt_weights"),
+        (lambda text: InsufficientShm(text), "insufficient_shm"),
+        (lambda text: RequestFault("unsupported", text), "unsupported"),
+    ],
+)
+@pytest.mark.parametrize("rule", [*CODE_RULES, *TEXT_RULES], ids=lambda rule: rule.name)
+def test_names_out_of_a_file_are_no_device_faults(
+    rule: CodeRule | TextRule, make: Callable[[str], Exception], name: str
+) -> None:
+    """A tensor may be called whatever its file likes."""
+    failure = examine(make(f"weights: tensor '{rule.text}' is there twice."))
+    assert (failure.classified.verdict, failure.name) == (Verdict.HOST, name)
 
 
 def _chained(outer: Exception, inner: Exception, *, explicit: bool) -> Exception:
