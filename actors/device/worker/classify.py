@@ -21,6 +21,7 @@ _HOST_TYPES: tuple[type[BaseException], ...] = (
     AssertionError,
     AttributeError,
     BufferError,
+    ImportError,
     LookupError,
     NameError,
     NotImplementedError,

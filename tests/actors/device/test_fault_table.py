@@ -169,6 +169,7 @@ def test_an_accelerator_error_without_code_or_known_text_is_fatal() -> None:
         ValueError("shape"),
         IndexError("token"),
         KeyError("handle"),
+        ModuleNotFoundError("No module named 'numba_cuda'"),
         TypeError("tokens"),
         NanLogitsError("nan"),
         RequestFault("internal_error", "no such handle"),
