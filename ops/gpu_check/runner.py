@@ -16,6 +16,7 @@ from ops.gpu_check.report import Ceilings, Figure, Report, StageResult, Status, 
 from ops.gpu_check.stages import STAGES, Stage
 
 _ROOT = Path(__file__).resolve().parents[2]
+_TOOLKIT = Path("/usr/local/cuda")
 #: Kept back for the report.
 _MARGIN_SECONDS = 3.0
 _TAIL = 600
@@ -51,6 +52,9 @@ def run_stage(stage: Stage, device: str, small: bool, seconds: float, ceilings: 
     arguments = [stage.name, device, "small" if small else "full", f"{seconds - 1:.1f}"]
     arguments += [repr(ceilings.bandwidth), repr(ceilings.matrix_rate)]
     environment = dict(os.environ)
+    if not environment.keys() & {"CUDA_HOME", "CUDA_PATH"} and (_TOOLKIT / "nvvm").is_dir():
+        # Where the compiler is no wheel of this Python's, numba-cuda looks for it there.
+        environment["CUDA_HOME"] = str(_TOOLKIT)
     if not device.startswith("cuda"):
         environment["NUMBA_ENABLE_CUDASIM"] = "1"
     begun = time.monotonic()

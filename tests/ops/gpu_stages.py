@@ -6,7 +6,7 @@ import time
 import msgspec
 import torch
 
-from ops.gpu_check import stages
+from ops.gpu_check import environment, stages
 from ops.gpu_check.context import Context
 from ops.gpu_check.report import Ceilings
 
@@ -14,6 +14,7 @@ from ops.gpu_check.report import Ceilings
 def main() -> None:
     context = Context(torch.device("cpu"), True, time.monotonic() + 200, Ceilings(1e9, 1e9))
     found = [stages.run(name, context) for name in sys.argv[1:]]
+    found[0].figures["numba_launches"] = environment.launches(context)
     sys.stdout.write("\n" + msgspec.json.encode(found).decode() + "\n")
 
 

@@ -55,6 +55,7 @@ def test_what_the_stages_measure() -> None:
             figure = found[stage].figures[name]
             assert isinstance(figure, int | float), name
             assert figure >= 0, name
+    assert found["environment"].figures["numba_launches"] is True
     gap = found["model-27B"].figures["decode_16_gap_s"]
     assert isinstance(gap, float)
     assert found["faults"].figures["out_of_memory_verdict"] == "oom"
