@@ -17,7 +17,7 @@ from neuron.actors.images.sight import Sight
 from neuron.actors.request import ImagePart, InferenceRequest
 from neuron.actors.resident import Resident
 from neuron.actors.sampling.params import resolve_sampling
-from neuron.actors.sampling.sampler import Constraint, Sampler, is_warm, warm_up
+from neuron.actors.sampling.sampler import Constraint, Sampler, must_warm_up, warm_up
 from neuron.actors.settings import LimitSettings
 from neuron.actors.text.build import TextModel
 from neuron.actors.text.parser import build_parser
@@ -72,7 +72,9 @@ class Gates:
             text, request, opens_reasoning=rendered.opens_reasoning, max_new_tokens=max_new_tokens
         )
         await wait_for_memory(resident.device.info, self._limits)
-        if not is_warm():
+        sampling = resolve_sampling(request.sampling, text.defaults)
+        top_logprobs = request.top_logprobs if request.logprobs else None
+        if must_warm_up(sampling, top_logprobs):
             await anyio.to_thread.run_sync(warm_up)
         return Work(
             req_id=request.req_id,
@@ -81,11 +83,11 @@ class Gates:
             parser=build_parser(text, opens_reasoning=rendered.opens_reasoning, request=request),
             detokenizer=text.tokenizer.detokenizer(),
             sampler=Sampler(
-                resolve_sampling(request.sampling, text.defaults),
+                sampling,
                 vocab_size=resident.vocab_size,
                 prompt=prompt,
                 constraint=constraint,
-                top_logprobs=request.top_logprobs if request.logprobs else None,
+                top_logprobs=top_logprobs,
             ),
             images=seen,
         )

@@ -54,9 +54,9 @@ def warm_up() -> None:
         sys.setswitchinterval(before)
 
 
-def is_warm() -> bool:
-    """False: `sample` would compile first, and stand on the event loop for a second."""
-    return ready()
+def must_warm_up(params: ResolvedSampling, top_logprobs: int | None) -> bool:
+    """Whether `sample` would have to compile or load first, on the event loop. Greedy choice needs none of it."""
+    return not ready() and (not params.greedy or top_logprobs is not None)
 
 
 class Sampler:
