@@ -3,7 +3,9 @@
 The real classes are used so that the classifier is tested, and not a look-alike. torch is imported on first use.
 """
 
+import importlib
 import re
+from typing import Any
 
 from neuron.actors.device.worker.fault_table import CODE_RULES
 
@@ -23,10 +25,10 @@ def device_error(kind: str, code: int = 0, text: str = "") -> Exception:
 
         return CudaAPIError(code, text)  # type: ignore[no-any-return]
     if kind == "cuda_core":
-        from cuda.bindings.driver import CUresult
-        from cuda.core._utils.cuda_utils import CUDAError
-
-        return CUDAError(f"{CUresult(code).name}: {text}")  # type: ignore[no-any-return]
+        names: Any = importlib.import_module("cuda.bindings.driver").CUresult
+        made: Any = importlib.import_module("cuda.core._utils.cuda_utils").CUDAError
+        launch: Exception = made(f"{names(code).name}: {text}")
+        return launch
     import torch
 
     if kind == "oom":

@@ -73,7 +73,7 @@ class Launches:
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Implements layered.graph.Recorder as CUDA does: the work is done while it is recorded, and may not wait."""
         self._recording = True
-        with Waits():
+        with Waits():  # type: ignore[no-untyped-call]
             work()
         self._recording = False
         return lambda: None
