@@ -13,6 +13,7 @@ from neuron.actors.errors import InsufficientVram
 from neuron.actors.images.prompt import PromptImages
 from neuron.actors.prefix.cache import PrefixCache, Walk
 from neuron.actors.prefix.cuts import grid
+from neuron.actors.prefix.recent import Difference
 from neuron.actors.resident import Resident
 from neuron.actors.steps import SEQUENCE, Steps
 from neuron.runtime.errors import InternalError
@@ -20,6 +21,7 @@ from neuron.runtime.logs import Logger
 
 #: What a device process answers when it could not do a job and is well otherwise.
 _REFUSALS = (InternalError, InsufficientVram)
+_SHOWN_CHARACTERS = 20
 
 
 class Prefill:
@@ -27,6 +29,7 @@ class Prefill:
 
     def __init__(self, resident: Resident, steps: Steps, log: Logger) -> None:
         self.reused = 0
+        self._resident = resident
         self._cache = resident.prefix
         self._steps = steps
         self._log = log
@@ -85,13 +88,27 @@ class Prefill:
                 "prefix cache: hit", reused_tokens=walk.start, prompt_tokens=len(walk.prompt), copied=len(walk.rows)
             )
         if walk.difference is not None:
-            # A client that changes the head of its prompt pays for all of it: it is told where, and not what.
-            self._log.warning(
-                "prefix cache: the prompt differs from an earlier one",
-                position=walk.difference.position,
-                earlier_tokens=walk.difference.earlier_length,
-                reused_tokens=walk.start,
-            )
+            self._tell_difference(walk.difference, walk.start)
+
+    def _tell_difference(self, found: Difference, reused: int) -> None:
+        """A client that changes the head of its prompt pays for all of it: it is told where."""
+        self._log.warning(
+            "prefix cache: the prompt differs from an earlier one",
+            position=found.position,
+            earlier_tokens=found.earlier_length,
+            reused_tokens=reused,
+        )
+        self._log.debug(
+            "prefix cache: what differs",
+            position=found.position,
+            was=self._shown(found.was),
+            now=self._shown(found.now),
+        )
+
+    def _shown(self, token: int | None) -> str | None:
+        if token is None or token < 0:
+            return None
+        return self._resident.text.tokenizer.token_bytes(token).decode("utf-8", "replace")[:_SHOWN_CHARACTERS]
 
     # -- keeping -------------------------------------------------------------------------------
 

@@ -15,10 +15,12 @@ _PIECES, _PIECE = 24, 8
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first position at which a prompt differs from an earlier one."""
+    """The first position at which a prompt differs from an earlier one, and the ids there (None: its end)."""
 
     position: int
     earlier_length: int
+    was: int | None
+    now: int | None
 
 
 class RecentPrompts:
@@ -44,7 +46,9 @@ def common_length(one: Ids, other: Ids) -> int:
 
 
 def _difference(earlier: Ids, prompt: Ids) -> Difference:
-    return Difference(common_length(earlier, prompt), len(earlier))
+    place = common_length(earlier, prompt)
+    was, now = (int(ids[place]) if place < len(ids) else None for ids in (earlier, prompt))
+    return Difference(place, len(earlier), was, now)
 
 
 def _is_same_text(earlier: Ids, prompt: Ids) -> bool:

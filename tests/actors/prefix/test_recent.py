@@ -13,7 +13,7 @@ def test_a_changed_head_is_found() -> None:
     assert recent.compare(TEXT, 0) is None
     other = TEXT.copy()
     other[57] += 1
-    assert recent.compare(other, 0) == Difference(57, 2000)
+    assert recent.compare(other, 0) == Difference(57, 2000, int(TEXT[57]), int(other[57]))
 
 
 def test_a_head_of_another_length_is_found() -> None:
