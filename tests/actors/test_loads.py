@@ -1,5 +1,6 @@
 """Loads and unloads over real device processes: single flight, conflicts, races with streams, kept failures."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from neuron.actors.events import TextDelta
 from neuron.actors.loads import KEPT_FAILURES
 from neuron.actors.resident import Resident
 from neuron.runtime.errors import NeuronError
+from neuron.runtime.logs import redirected
 from tests.actors.host import EOS, daemon, drain, read_until, turn
 
 pytestmark = pytest.mark.anyio
@@ -247,3 +249,35 @@ async def test_names_that_never_were_a_model_leave_no_figures(tmp_path: Path) ->
         await host.ask("fox")
         await host.registry.unload("test/fox")
         assert host.registry.figures()["test/fox"].requests == 1
+
+
+async def test_a_load_on_a_shared_device_is_stopped_midway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process lives on with its other model; the load ends at its next step instead of running to its end."""
+    control, log = tmp_path / "control.json", tmp_path / "log"
+    control.write_text("[]")
+    monkeypatch.setenv("NEURON_FAILPOINTS", str(control))
+    with log.open("wb") as file, redirected(file.fileno(), level="info"):
+        async with daemon(tmp_path, {"fox": FOX}) as host, anyio.create_task_group() as tasks:
+            host.write("slow", FOX)
+            pid = host.pid()
+            control.write_text('[{"point": "worker.load.progress", "action": "sleep", "seconds": 0.5, "count": 100}]')
+            codes: list[str] = []
+
+            async def load() -> None:
+                with pytest.raises(NeuronError) as caught:
+                    await host.load("slow")
+                codes.append(caught.value.code)
+
+            tasks.start_soon(load)
+            with anyio.fail_after(20):
+                while (entry := host.registry._catalogue.find("test/slow")) is None or entry.job is None:
+                    await anyio.lowlevel.checkpoint()
+                while entry.job.progress.stage != "read":
+                    await anyio.lowlevel.checkpoint()
+            await host.registry.unload("test/slow")
+            assert (await host.ask("fox")).text == "The quick brown fox"
+            assert host.pid() == pid
+        assert codes == ["model_unloading"]
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events.count("load stopped") == 1
+    assert "job failed" not in events
