@@ -16,7 +16,10 @@ from neuron.actors.text.types import Markers
 
 #: Integers that every reader of JSON keeps exact.
 MAX_INTEGER = 2**53 - 1
-_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"})
+_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_BOUNDS = _LIMITS | {"multipleOf", "enum", "const"}
+#: The library makes no range that reaches further out.
+WIDEST = 10**18 - 1
 #: Calls one constrained answer may hold.
 MAX_CALLS = 16
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "coerce_one_of": True}
@@ -138,7 +141,7 @@ def quoted(text: str) -> str:
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with a range for every integer that has none."""
+    """The schema with a range for every integer that has none, and with no bound that the library cannot express."""
     out: dict[str, Any] = {}
     for key, value in schema.items():
         if isinstance(value, dict) and key not in DATA:
@@ -151,4 +154,11 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     kinds = kind if isinstance(kind, list) else [kind]
     if "integer" in kinds and "number" not in kinds and not _BOUNDS & schema.keys():
         out |= {"minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
-    return out
+    return out | {key: _reachable(key, out[key]) for key in _LIMITS & out.keys()}
+
+
+def _reachable(key: str, value: Any) -> Any:
+    """Such as the bounds of a 64-bit integer or a double, which programs write into schemas: moved inwards."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return max(value, -WIDEST) if key in ("minimum", "exclusiveMinimum") else min(value, WIDEST)

@@ -35,6 +35,8 @@ class Reads(Protocol[Call]):
 #: Bodies above this many bytes are parsed in a thread, so many at once: each may take several times its own size.
 _SMALL_BODY = 16 * limits.KIB
 _PARSERS = 2
+#: Fields of chat, as Responses calls them.
+_NAMES = {"messages": "input", "response_format": "text.format", "max_tokens": "max_output_tokens"}
 
 
 def register(app: Quart, daemon: Daemon) -> None:
@@ -78,12 +80,11 @@ def register(app: Quart, daemon: Daemon) -> None:
 
 @contextmanager
 def _about_input() -> Iterator[None]:
-    """The field that chat calls `messages` is `input` here."""
+    """What is below names fields as chat does."""
     try:
         yield
     except NeuronError as error:
-        if (error.param or "").startswith("messages"):
-            error.param = "input"
+        error.param = _NAMES.get(error.param or "", error.param)
         raise
 
 

@@ -168,6 +168,18 @@ def test_pictures_for_a_text_model(server: FakeServer) -> None:
         assert body["param"] == field
 
 
+@pytest.mark.parametrize(("chat", "responses"), [("response_format", "text.format"), ("tools", "tools"), (None, None)])
+def test_responses_names_its_own_fields(chat: str | None, responses: str | None) -> None:
+    def refuse(request: InferenceRequest) -> FakeStream:
+        raise domain.InvalidValue("No.", param=chat)
+
+    with FakeServer() as server, server.client() as client:
+        server.daemon.on_submit = refuse
+        asked = client.post("/v1/chat/completions", json=chat_body())
+        answered = client.post("/v1/responses", json={"model": "org/name", "input": "hi"})
+    assert [reply.json()["error"]["param"] for reply in (asked, answered)] == [chat, responses]
+
+
 def test_thinking_follows_the_header_where_configured() -> None:
     from neuron.actors.settings import DefaultsSettings, Settings, ThinkingDefault
 
