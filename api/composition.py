@@ -31,6 +31,8 @@ _log = get_logger("neuron.serve")
 _CLOSE_S = 2.0
 #: Seconds beyond the drain: ending streams, unloading, stopping device processes (each bounded on its own).
 _UNLOAD_S = 50.0
+#: Seconds that everything gets to end when a part of the daemon broke.
+_ABORT_S = 30.0
 
 
 def run(
@@ -63,6 +65,8 @@ class _Server:
         app = create_app(registry, self._access)
         listener = Listener(app, self._sock, write_idle_s=self._settings.limits.write_idle_seconds)
         async with AsyncExitStack() as stack:
+            abort = Deadman(_ABORT_S)
+            stack.callback(abort.disarm)
             stack.enter_context(StopSignals(self._stop))
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await registry.start(tasks)
@@ -72,7 +76,12 @@ class _Server:
             # What was imported stays: the collector need not look at it again.
             gc.freeze()
             gc.enable()
-            await self._asked.wait()
+            try:
+                await self._asked.wait()
+            except BaseException:
+                # A part broke, and all others are being cancelled: what hangs then may not keep us.
+                abort.arm()
+                raise
             deadman = Deadman(self._settings.server.shutdown_seconds + _UNLOAD_S + _CLOSE_S + 5.0)
             deadman.arm()
             await self._drain(registry, listener)
