@@ -65,7 +65,9 @@ class GgufVocabulary:
         value = self._sequence("scores")
         if len(value) != len(self.tokens):
             raise self.invalid("tokenizer.ggml.scores does not have one entry for each token.")
-        return [float(score) for score in value]  # type: ignore[arg-type]
+        if not all(isinstance(score, int | float) for score in value):
+            raise self.invalid("tokenizer.ggml.scores is not a list of numbers.")
+        return [float(score) for score in value if isinstance(score, int | float)]
 
     def name(self) -> str:
         value = self._metadata.get("general.name", "")
@@ -87,7 +89,9 @@ class GgufVocabulary:
             return [default] * len(self.tokens)
         if len(values) != len(self.tokens):
             raise self.invalid(f"tokenizer.ggml.{key} does not have one entry for each token.")
-        return [int(value) for value in values]  # type: ignore[call-overload]
+        if not all(isinstance(value, int) for value in values):
+            raise self.invalid(f"tokenizer.ggml.{key} is not a list of integers.")
+        return [value for value in values if isinstance(value, int)]
 
 
 def _as_list(value: object) -> list[object]:

@@ -40,6 +40,16 @@ _ARCHITECTURES = {
     "qwen3": Architecture.QWEN3,
     "qwen35": Architecture.QWEN3_5,
 }
+_FACTORS = (
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
 _SCALING = {"none": RopeScaling.NONE, "linear": RopeScaling.LINEAR, "yarn": RopeScaling.YARN}
 
 
@@ -89,6 +99,7 @@ def _config(
     window = fields.integer("attention.sliding_window", 0, MAX_POSITION, 0)
     if 0 < window < max_position:
         raise unsupported(WHERE, f"sliding-window attention (window {window}) is not supported.")
+    _check_formula(fields, head_dim)
     blocks = fields.integer("block_count", 1, MAX_LAYERS)
     layers = blocks - fields.integer("nextn_predict_layers", 0, blocks - 1, 0)
     hybrid = architecture is Architecture.QWEN3_5
@@ -118,6 +129,17 @@ def _config(
         eos_token_ids=_end_tokens(general),
         bos_token_id=_token(general, "tokenizer.ggml.bos_token_id"),
     )
+
+
+def _check_formula(fields: Fields, head_dim: int) -> None:
+    """Keys that change the formula of the architecture: served without them, a model would talk nonsense."""
+    for key in _FACTORS:
+        neutral = (0.0, head_dim**-0.5) if key == "attention.scale" else (0.0, 1.0) if key.endswith("scale") else (0.0,)
+        value = fields.number(key, -1e9, 1e9, 0.0)
+        if not any(math.isclose(value, each, rel_tol=1e-3) for each in neutral):
+            raise unsupported(WHERE, f"{key} ({value:g}) is not supported.")
+    if not fields.flag("attention.causal", True):
+        raise unsupported(WHERE, "attention that looks ahead is not supported.")
 
 
 def _vocab_size(fields: Fields, tensors: Mapping[str, GgufTensor]) -> int:

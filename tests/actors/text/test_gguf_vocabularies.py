@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -149,6 +150,14 @@ def test_unusable_metadata_is_named(keys: dict[str, object], named: str) -> None
         gguf_tokenizer(byte_level_metadata(**keys), model_id="test/vocab")
     assert named in caught.value.message
     assert caught.value.status == 422
+
+
+@pytest.mark.parametrize("keys", [{"token_type": "x"}, {"model": "llama", "scores": "x"}])
+def test_arrays_of_the_wrong_type_are_named(keys: dict[str, str]) -> None:
+    count = len(cast("list[str]", byte_level_metadata()["tokenizer.ggml.tokens"]))
+    name = next(key for key in keys if key != "model")
+    with pytest.raises(InvalidTokenizer, match=f"{name} is not a list"):
+        gguf_tokenizer(byte_level_metadata(**{**keys, name: ["x"] * count}), model_id="test/vocab")
 
 
 def test_control_and_user_defined_tokens() -> None:
