@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from neuron.kernels.jit import inlined
 from neuron.kernels.quant.emit import F32, I32, I64, Emitter, host_features
-from neuron.kernels.quant.memory import keep_apart
+from neuron.kernels.quant.memory import keep_apart, load_f32, store_f32
 
 _LANES = 16
 _WIDE = ir.VectorType(F32, _LANES)
@@ -149,6 +149,18 @@ def transpose_words(typingctx: Any, source: Any, source_row: Any, out: Any, out_
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
+
+
+@inlined
+def transpose(source, source_row, rows, words, out, out_row):
+    """`rows` (a multiple of 16) x `words` words of 32 bits at `source` to `out`; rows are so many bytes apart."""
+    whole = words // 16 * 16
+    for k in range(0, whole, 16):
+        for r in range(0, rows, 16):
+            transpose_words(source + r * source_row + 4 * k, source_row, out + k * out_row + 4 * r, out_row)
+    for k in range(whole, words):
+        for r in range(rows):
+            store_f32(out + k * out_row + 4 * r, load_f32(source + r * source_row + 4 * k))
 
 
 def _mix(e: Emitter, first: ir.Value, second: ir.Value, lanes: list[int]) -> ir.Value:

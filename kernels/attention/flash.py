@@ -16,9 +16,10 @@ from neuron.kernels.quant.products import narrow_row
 from neuron.kernels.quant.rows import EXPAND
 from neuron.kernels.quant.vector import narrow_f32, scale_by
 from neuron.kernels.threads import barrier
-from neuron.kernels.tiles import product_f32, product_pairs, transpose_words
+from neuron.kernels.tiles import product_f32, product_pairs, transpose
 
-#: Positions that are unpacked before any query meets them; positions of one pass of a tile; positions of a panel.
+#: Positions that are unpacked before any query meets them; positions of one pass of a tile; positions of a panel of
+#: keys, and columns of one of values.
 STRETCH, BLOCK, PANEL = 2048, 256, 64
 #: Queries of one head that are taken together.
 TILE = 24
@@ -59,18 +60,10 @@ def flash(thread, threads, n, position, exact, query, layer, shape, spaces, gate
         end = min(length, start + STRETCH)
         panels = (end - start + PANEL - 1) // PANEL
         for unit in range(thread, 2 * shape.kv_heads * panels, threads):
-            which, h, panel = unit // panels // shape.kv_heads, unit // panels % shape.kv_heads, unit % panels
-            unpack(
-                which,
-                h,
-                start + panel * PANEL,
-                min(PANEL, end - start - panel * PANEL),
-                exact,
-                layer,
-                shape,
-                mine,
-                panel_at(which, h, panel, exact, shape, unpacked),
-            )
+            which, h, first = unit // panels // shape.kv_heads, unit // panels % shape.kv_heads, unit % panels * PANEL
+            count = min(PANEL, end - start - first)
+            place = held_at(which, h, first, exact, shape, unpacked)
+            unpack(which, h, start + first, count, exact, layer, shape, mine, place)
         barrier(state, threads)
         for unit in range(thread, shape.heads * tiles, threads):
             head, first = unit // tiles, unit % tiles * TILE
@@ -80,34 +73,35 @@ def flash(thread, threads, n, position, exact, query, layer, shape, spaces, gate
                 for r in range(count):
                     store_f32(marks + (at + r) * 8, -math.inf)
                     store_f32(marks + (at + r) * 8 + 4, 0.0)
-                    for i in range(row // 4):
-                        store_f32(sums + (at + r) * row + 4 * i, 0.0)
             places = (query + at * dim * (4 if exact == 1 else 2), sums + at * row, marks + at * 8, mine)
             stop = min(end, position + first + count)
             for block in range(start, stop, BLOCK):
-                panel = (block - start) // PANEL
-                keys = panel_at(0, head // group, panel, exact, shape, unpacked)
-                values = panel_at(1, head // group, panel, exact, shape, unpacked)
-                tile(count, position + first - block, min(BLOCK, stop - block), exact, keys, values, shape, places)
+                keys = held_at(0, head // group, block - start, exact, shape, unpacked)
+                values = held_at(1, head // group, block - start, exact, shape, unpacked)
+                used, ahead = min(BLOCK, stop - block), position + first - block
+                tile(count, ahead, used, 0.0 if block == 0 else 1.0, exact, keys, values, shape, places)
             if position + first + count <= end and (start == 0 or position + first + count > start):
                 finish(head, first, count, n, exact, shape, sums, marks, gate, mine, out, out_row)
         barrier(state, threads)
 
 
 @inlined
-def panel_at(which, h, panel, exact, shape, unpacked):
-    """Address of a panel of keys (`which` 0) or values."""
-    width = (shape.head_dim + PANEL - 1) // PANEL * PANEL
-    size = PANEL * width * (4 if exact == 1 else 2)
-    return unpacked + ((which * shape.kv_heads + h) * (STRETCH // PANEL) + panel) * size
+def held_at(which, h, first, exact, shape, unpacked):
+    """Address of one head's keys (`which` 0) or values from the position `first` of the stretch on.
+
+    Keys: [position / 64][dim (pairs), 64]; values: [dim / 64][position (pairs), 64].
+    """
+    width, size = (shape.head_dim + PANEL - 1) // PANEL * PANEL, 4 if exact == 1 else 2
+    head = unpacked + (which * shape.kv_heads + h) * STRETCH * width * size
+    return head + first * (width if which == 0 else PANEL) * size
 
 
 @inlined
 def unpack(which, h, first, count, exact, layer, shape, rows, out):
-    """`count` positions of one head: keys as [dim (pairs), PANEL], values as [dim / 64][position (pairs), 64]."""
-    dim = shape.head_dim
+    """`count` <= PANEL positions of one head to their place, see held_at. `rows`: PANEL rows."""
+    dim, size = shape.head_dim, 4 if exact == 1 else 2
     source = layer + (which * shape.kv_heads + h) * shape.kv_head_bytes + first * dim * shape.kv_size
-    step = dim * (4 if exact == 1 else 2)
+    step = dim * size
     for p in range(count):
         here = source + p * dim * shape.kv_size
         if exact == 1:
@@ -119,33 +113,28 @@ def unpack(which, h, first, count, exact, layer, shape, rows, out):
         else:
             narrow_f32(here, rows + p * step, dim // 2)
     if which == 0:
-        words = step // 4
-        whole = words // 16 * 16 if count == PANEL else 0
-        for k in range(0, whole, 16):
-            for p in range(0, PANEL, 16):
-                transpose_words(rows + p * step + 4 * k, step, out + (k * PANEL + p) * 4, PANEL * 4)
-        for k in range(whole, words):
-            for p in range(count):
-                store_f32(out + (k * PANEL + p) * 4, load_f32(rows + p * step + 4 * k))
+        transpose(rows, step, PANEL, step // 4, out, PANEL * 4)
         return
-    for first_column in range(0, dim, 64):
-        width = min(64, dim - first_column)
-        here = out + first_column * PANEL * (4 if exact == 1 else 2)
+    if count % 2 == 1:
+        for i in range(step // 4):
+            store_f32(rows + count * step + 4 * i, 0.0)
+    for column in range(0, dim, PANEL):
+        width, at = min(PANEL, dim - column), rows + column * size
+        here = out + column * STRETCH * size
         if exact == 1:
             for p in range(count):
-                narrow_f32(rows + p * step + 4 * first_column, here + p * 256, width)
-            continue
-        for p in range(0, count, 2):
-            if p + 1 == count:
-                for i in range(dim // 2):
-                    store_f32(rows + count * step + 4 * i, 0.0)
-            at = rows + p * step + 2 * first_column
-            interleave(at, at + step, here + p * 128, width)
+                narrow_f32(at + p * step, here + p * 256, width)
+        else:
+            for p in range(0, count, 2):
+                interleave(at + p * step, at + (p + 1) * step, here + p * 128, width)
 
 
 @inlined
-def tile(count, ahead, used, exact, keys, values, shape, places):
-    """Add a block of `used` <= BLOCK positions to the sums of `count` queries; query r sees ahead + r + 1 of them."""
+def tile(count, ahead, used, kept, exact, keys, values, shape, places):
+    """Add a block of `used` <= BLOCK positions to the sums of `count` queries; query r sees ahead + r + 1 of them.
+
+    `kept`: 0 for the first block, before which the sums are anything, else 1.
+    """
     query, sums, marks, scores = places
     dim = shape.head_dim
     row = (dim + 15) // 16 * 64
@@ -172,22 +161,19 @@ def tile(count, ahead, used, exact, keys, values, shape, places):
             if exact == 1
             else soften_bf16(here, valid, cols, highest, weight)
         )
-        if fading != 1.0:
+        if kept != 0.0 and fading != 1.0:
             scale_by(sums + r * row, fading, row // 4)
         if valid > 0:
             store_f32(marks + r * 8, highest)
         store_f32(marks + r * 8 + 4, load_f32(marks + r * 8 + 4) * fading + total)
-    for first in range(0, dim, 64):
-        wide = min(64, row // 4 - first)
-        for start in range(0, used, PANEL):
-            size = min(PANEL, used - start)
-            at, out = start * width + first * PANEL, sums + first * 4
-            if exact == 1:
-                part = weights + start * 4
-                product_f32(count, wide, size, part, BLOCK * 4, 4, values + at * 4, 256, out, row, 1.0, 1.0)
-            else:
-                part, pairs = weights + start * 2, (size + 1) // 2
-                product_pairs(count, wide, pairs, part, BLOCK * 4, 4, values + at * 2, 256, out, row, 1.0, 1.0)
+    for first in range(0, dim, PANEL):
+        wide, out = min(PANEL, row // 4 - first), sums + first * 4
+        if exact == 1:
+            right = values + first * STRETCH * 4
+            product_f32(count, wide, used, weights, BLOCK * 4, 4, right, 256, out, row, 1.0, kept)
+        else:
+            right = values + first * STRETCH * 2
+            product_pairs(count, wide, (used + 1) // 2, weights, BLOCK * 4, 4, right, 256, out, row, 1.0, kept)
 
 
 @inlined

@@ -21,11 +21,12 @@ class PromptAttention(Protocol):
         query: Activations,
         cache: KvCache,
         layer: int,
+        position: int,
         spare: Floats,
         gate: Floats | None,
         out: Activations,
     ) -> None:
-        """query [heads, n, head_dim] at the cache's length and on, whose rows are written already, to `out` [n, heads *
+        """query [heads, n, head_dim] at `position` and on, whose rows are in the cache already, to `out` [n, heads *
         head_dim], times the sigmoid of `gate` float32 of its shape. `spare`: float32 [n, heads, padded head_dim].
         """
 
@@ -50,6 +51,7 @@ class CompiledAttention:
         query: Activations,
         cache: KvCache,
         layer: int,
+        position: int,
         spare: Floats,
         gate: Floats | None,
         out: Activations,
@@ -58,7 +60,7 @@ class CompiledAttention:
         self._team.run(
             flash,
             query.shape[1],
-            cache.length,
+            position,
             self._exact,
             query.ctypes.data,
             cache.address + layer * cache.layer_bytes,
@@ -85,6 +87,7 @@ class LibraryAttention:
         query: Activations,
         cache: KvCache,
         layer: int,
+        position: int,
         spare: Floats,
         gate: Floats | None,
         out: Activations,
@@ -94,7 +97,7 @@ class LibraryAttention:
         from neuron.kernels.attention.prefill import attend
 
         with torch.inference_mode():
-            mixed = attend(tensor(query), cache, layer, cache.length, self._scale)
+            mixed = attend(tensor(query), cache, layer, position, self._scale)
             tensor(out).copy_(mixed if gate is None else mixed * torch.sigmoid(tensor(gate)))
 
 

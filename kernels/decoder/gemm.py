@@ -11,9 +11,9 @@ from neuron.kernels.quant.products import expand_row_bf16, expand_row_f32
 from neuron.kernels.quant.vector import add_to, narrow_bf16, narrow_f32, silu_product
 from neuron.kernels.tiles import fetch, product_f32, product_pairs, transpose_words
 
-#: Rows of a matrix in a panel; columns that are unpacked at once (a multiple of every block size).
+#: Rows of a matrix in a panel; most columns that are unpacked at once (a multiple of every block size).
 PANEL = 64
-DEPTH = 256
+DEPTH = 512
 #: Rows of activations between two looks ahead into the weights.
 _STRIDE = 48
 _BF16 = int(GgmlType.BF16)
@@ -59,19 +59,27 @@ def unpack_panel(exact, w, first, rows, start, count, unpacked, panel):
 
 
 @inlined
+def piece_of(cols, block):
+    """Columns that are unpacked at once, so that no short piece is left over."""
+    pieces, unit = (cols + DEPTH - 1) // DEPTH, max(block, 32)
+    return ((cols + pieces - 1) // pieces + unit - 1) // unit * unit
+
+
+@inlined
 def multiply_panel(exact, n, x, x_row, w, first, rows, cols, scratch, sums):
     """sums float32 [n, PANEL] = x [n, cols] . matrix rows first..first + rows - 1; x bfloat16, float32 if `exact`."""
     panel = scratch + PANEL * DEPTH * 4
     wide = (rows + 15) // 16 * 16
     _, address, row_bytes, block, block_bytes = w
-    ahead, piece = address + first * row_bytes, DEPTH // block * block_bytes
-    for start in range(0, cols, DEPTH):
-        count = min(DEPTH, cols - start)
+    depth = piece_of(cols, block)
+    ahead, piece = address + first * row_bytes, depth // block * block_bytes
+    for start in range(0, cols, depth):
+        count = min(depth, cols - start)
         unpack_panel(exact, w, first, rows, start, count, scratch, panel)
         kept = 0.0 if start == 0 else 1.0
         # Meanwhile the rows of the next piece are asked for, a few at a time.
         following = ahead + start // block * block_bytes + piece
-        if start + DEPTH >= cols:
+        if start + depth >= cols:
             following = ahead + PANEL * row_bytes
         asked = 0
         for t in range(0, n, _STRIDE):

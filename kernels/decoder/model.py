@@ -181,7 +181,7 @@ class DecoderModel:
         target = 0 if logits is None else logits.ctypes.data
         layers = self.config.num_layers
         if n > STEP_ROWS or spliced:
-            self._prefill.run(tokens, cache, spliced)
+            self._prefill.run(tokens, cache, rows, spliced)
             layers = 0
         if layers or rows:
             splits = self._splits(n, first + n)

@@ -19,13 +19,16 @@ from neuron.kernels.decoder.products import (
     Products,
     activation_type,
     address,
+    row_buffer,
+    take_rows,
 )
 from neuron.kernels.decoder.sequence import SequenceCache
 from neuron.kernels.decoder.weights import DecoderWeights, LayerWeights
 from neuron.kernels.formats.model_config import ModelConfig
 from neuron.kernels.gdn.prefill import LinearPrefill
+from neuron.kernels.quant.products import expand_matrix
 from neuron.kernels.threads import Team
-from neuron.kernels.weights.matrix import Floats, Matrix
+from neuron.kernels.weights.matrix import Floats
 
 
 class Prefill:
@@ -57,16 +60,17 @@ class Prefill:
             self._linear = LinearPrefill(config.linear, rows, config.rms_norm_eps, team, exact=exact)
             values, heads = config.linear.value_heads * config.linear.value_dim, config.linear.value_heads
             channels = 2 * config.linear.key_heads * config.linear.key_dim + values
-            columns = max(columns, channels + values + 2 * heads)
+            columns = max(columns, channels + values + 2 * heads + config.hidden_size)
         # What a layer's first products make, then the activations of its MLP: never both at once.
         self._sums = np.empty(rows * columns, dtype=np.float32)
-        self._normed = np.empty(rows * config.hidden_size, dtype=dtype)
-        self._inner = np.empty(rows * max(2 * query, config.intermediate_size), dtype=dtype)
+        self._normed = row_buffer(rows, config.hidden_size, dtype)
+        self._query = np.empty(rows * query, dtype=dtype)
+        self._inner = row_buffer(rows, max(query, config.intermediate_size), dtype)
         self._scratch = np.empty(team.threads * widest, dtype=np.float32)
 
     @property
     def nbytes(self) -> int:
-        held = (self._sums, self._normed, self._inner, self._scratch)
+        held = (self._sums, self._normed, self._query, self._inner, self._scratch)
         linear = 0 if self._linear is None else self._linear.nbytes
         return sum(buffer.nbytes for buffer in held) + self._products.nbytes + self._attend.nbytes + linear
 
@@ -78,11 +82,13 @@ class Prefill:
         self,
         tokens: npt.NDArray[np.int32],
         cache: SequenceCache,
+        wanted: int,
         spliced: Sequence[tuple[int, Floats]] = (),
     ) -> None:
         """tokens int32 [n <= PREFILL_ROWS]; rope table and positions are in the workspace. Leaves x in it.
 
-        `spliced`: (offset, rows [k, hidden]) that stand where the tokens' own embeddings would.
+        Only the last `wanted` rows of x are of use: nobody reads the others after the last layer's cache or state is
+        written. `spliced`: (offset, rows [k, hidden]) that stand where the tokens' own embeddings would.
         """
         space, team = self._workspace, self._team
         n = len(tokens)
@@ -92,39 +98,52 @@ class Prefill:
             stream[offset : offset + len(rows)] = rows
         x = stream[:n]
         for index, layer in enumerate(self._weights.layers):
+            kept = x if layer is not self._weights.layers[-1] else x[n - wanted :]
             if "linear_qkv" in layer.matrices:
-                self._delta_net(index, layer, x, cache)
+                self._delta_net(index, layer, x, kept, cache)
             else:
-                self._attention(index, layer, x, cache.kv)
-            self._mlp(layer, x)
+                self._attention(index, layer, x, kept, cache.kv)
+            if len(kept):
+                self._mlp(layer, kept)
 
-    def _delta_net(self, index: int, layer: LayerWeights, x: Floats, cache: SequenceCache) -> None:
+    def _delta_net(self, index: int, layer: LayerWeights, x: Floats, kept: Floats, cache: SequenceCache) -> None:
+        """The state moves on by all of x; results are added to `kept`, the last rows of x."""
         assert self._linear is not None
         assert cache.state is not None
         normed = self._norm(layer.vectors["attn_norm"], x)
-        mixed, z, a, b = self._project(
-            [(normed, layer, "linear_qkv"), (normed, layer, "linear_z")]
-            + [(self._gate_input(normed, layer.matrices[role]), layer, role) for role in ("linear_a", "linear_b")]
-        )
+        asking = self._gate_input(normed, layer)
+        gates = ((asking, layer, "linear_a"), (asking, layer, "linear_b"))
+        mixed, z, a, b = self._project([(normed, layer, "linear_qkv"), (normed, layer, "linear_z"), *gates])
         number = int(self._workspace.table[index, plan.STATE_LAYER])
         out = self._linear.run(mixed, z, a, b, layer.vectors, cache.state, number, cache.length)
-        self._products.add(out, layer.matrices["linear_out"], None, x)
+        if len(kept):
+            self._products.add(out[-len(kept) :], layer.matrices["linear_out"], None, kept)
 
-    def _gate_input(self, normed: Activations, matrix: Matrix) -> Activations:
+    def _gate_input(self, normed: Activations, layer: LayerWeights) -> Activations:
         """Rounding weights of the gates to bfloat16 would let the state drift with length."""
-        if int(matrix.kind) == self._kind or normed.dtype == np.float32:
+        kinds = {int(layer.matrices[role].kind) for role in ("linear_a", "linear_b")}
+        if kinds == {self._kind} or self._kind == FLOAT32:
             return normed
-        return (normed.astype(np.uint32) << 16).view(np.float32)
+        # At the end of the sums, where this layer's do not reach.
+        wide = self._sums[-normed.size :].reshape(normed.shape)
+        source = (BFLOAT16, normed.ctypes.data, normed.strides[0])
+        self._team.run(expand_matrix, *source, *normed.shape, wide.ctypes.data, wide.strides[0], 0)
+        return wide
 
-    def _attention(self, index: int, layer: LayerWeights, x: Floats, cache: KvCache) -> None:
-        space, config, n = self._workspace, self._config, len(x)
+    def _attention(self, index: int, layer: LayerWeights, x: Floats, kept: Floats, cache: KvCache) -> None:
+        """Keys and values of all of x go into the cache; results are added to `kept`, the last rows of x."""
+        space, config, n = self._workspace, self._config, len(kept)
         heads, dim = config.num_heads, config.head_dim
         normed = self._norm(layer.vectors["attn_norm"], x)
-        roles = ["q", "k", "v"] + (["q_gate"] if "q_gate" in layer.matrices else [])
-        q, k, v, *gate = self._project([(normed, layer, role) for role in roles])
-        query = self._inner[: n * heads * dim].reshape(heads, n, dim)
+        asking = normed[len(x) - n :]
+        wanted = [(asking, layer, "q"), (normed, layer, "k"), (normed, layer, "v")]
+        if "q_gate" in layer.matrices:
+            wanted.append((asking, layer, "q_gate"))
+        q, k, v, *gate = self._project(wanted)
+        query = self._query[: n * heads * dim].reshape(heads, n, dim)
         self._team.run(
             elementwise.split_heads,
+            len(x),
             n,
             q.ctypes.data,
             k.ctypes.data,
@@ -138,20 +157,22 @@ class Prefill:
             self._kind,
             query.ctypes.data,
         )
-        out = self._inner[n * heads * dim : 2 * n * heads * dim].reshape(n, heads * dim)
         number = int(space.table[index, plan.CACHE_LAYER])
-        self._attend.run(query, cache, number, q, gate[0] if gate else None, out)
-        self._products.add(out, layer.matrices["o"], layer.vectors.get("o_bias"), x)
+        if n:
+            out = take_rows(self._inner, n, heads * dim)
+            position = cache.length + len(x) - n
+            self._attend.run(query, cache, number, position, q, gate[0] if gate else None, out)
+            self._products.add(out, layer.matrices["o"], layer.vectors.get("o_bias"), kept)
 
     def _mlp(self, layer: LayerWeights, x: Floats) -> None:
         normed = self._norm(layer.vectors["ffn_norm"], x)
-        inner = self._inner[: len(x) * self._config.intermediate_size].reshape(len(x), -1)
+        inner = take_rows(self._inner, len(x), self._config.intermediate_size)
         biases = (layer.vectors.get("gate_bias"), layer.vectors.get("up_bias"))
         self._products.gated(normed, layer.matrices["gate"], layer.matrices["up"], biases, inner)
         self._products.add(inner, layer.matrices["down"], layer.vectors.get("down_bias"), x)
 
     def _norm(self, weight: Floats, x: Floats) -> Activations:
-        out = self._normed[: x.size].reshape(x.shape)
+        out = take_rows(self._normed, *x.shape)
         self._team.run(
             elementwise.norm,
             len(x),
@@ -162,6 +183,7 @@ class Prefill:
             self._scratch.ctypes.data,
             self._kind,
             out.ctypes.data,
+            out.strides[0],
         )
         return out
 

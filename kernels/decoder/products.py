@@ -24,6 +24,21 @@ def activation_type(*, exact: bool) -> "np.dtype[np.float32] | np.dtype[np.uint1
     return np.dtype(np.float32) if exact else np.dtype(np.uint16)
 
 
+#: Bytes between the end of a row of activations and the next. Rows a power of two apart share few places in a cache.
+_APART = 64
+
+
+def row_buffer(rows: int, cols: int, dtype: "np.dtype[np.float32] | np.dtype[np.uint16]") -> Activations:
+    """Room for `rows` of at most `cols` numbers, to be taken by take_rows."""
+    return np.empty(rows * (cols + _APART // dtype.itemsize), dtype=dtype)
+
+
+def take_rows(buffer: Activations, n: int, cols: int) -> Activations:
+    """The first [n, cols] of a row_buffer; a row is contiguous."""
+    step = cols + _APART // buffer.itemsize
+    return buffer[: n * step].reshape(n, step)[:, :cols]
+
+
 class Products(Protocol):
     """x [n, cols] and what is made of it are of one type, sums float32. Rows are contiguous."""
 
@@ -143,6 +158,7 @@ class LibraryProducts:
             gate.rows,
             self._scratch.ctypes.data,
             out.ctypes.data,
+            out.strides[0],
         )
 
     def _product(self, x: Activations, matrix: Matrix) -> "torch.Tensor":

@@ -6,8 +6,8 @@ convolution to the gated norm.
 # mypy: allow-untyped-defs, allow-untyped-decorators
 
 import numpy as np
-import numpy.typing as npt
 
+from neuron.kernels.decoder.products import Activations, activation_type, row_buffer, take_rows
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.model_config import LinearAttentionConfig
 from neuron.kernels.gdn.chunk.cpu import CHUNK, chunk_rule, copy_rows
@@ -22,10 +22,10 @@ from neuron.kernels.quant.products import narrow_row
 from neuron.kernels.quant.rows import EXPAND
 from neuron.kernels.quant.vector import narrow_f32
 from neuron.kernels.threads import Team
+from neuron.kernels.tiles import fetch
 from neuron.kernels.weights.matrix import Floats
 
 _BFLOAT16 = int(GgmlType.BF16)
-Activations = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 _widen_bf16 = EXPAND[GgmlType.BF16, False]
 
 
@@ -38,11 +38,11 @@ class LinearPrefill:
         ratio, widest = linear.value_heads // linear.key_heads, max(linear.key_dim, columns)
         inputs = (linear.conv_kernel - 1 + CHUNK) * widest
         keys, values = 2 * CHUNK * linear.key_dim, 2 * CHUNK * columns
-        states, space = ratio * linear.key_dim * columns, (linear.key_dim + 2 * CHUNK + 1) * CHUNK
+        states, paired = ratio * linear.key_dim * columns, linear.key_dim * max(columns, CHUNK) // 2
+        space = (linear.key_dim + 2 * CHUNK + 1) * CHUNK + paired
         self._private = -(-(inputs + keys + values + states + space + 2 * CHUNK) // 16) * 16
         self._scratch = np.empty(team.threads * self._private, dtype=np.float32)
-        dtype = np.dtype(np.float32) if exact else np.dtype(np.uint16)
-        self._out = np.empty((rows, linear.value_heads * linear.value_dim), dtype=dtype)
+        self._out = row_buffer(rows, linear.value_heads * linear.value_dim, activation_type(exact=exact))
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,7 @@ class LinearPrefill:
         linear, n = self._linear, len(mixed)
         shape = (linear.key_heads, linear.value_heads, linear.key_dim, linear.value_dim, linear.conv_kernel)
         roles = ("linear_conv", "linear_decay", "linear_dt_bias", "linear_norm")
-        out = self._out[:n]
+        out = take_rows(self._out, n, linear.value_heads * linear.value_dim)
         self._team.run(
             mix_prompt,
             n,
@@ -110,7 +110,8 @@ def mix_prompt(
     g = held + ratio * width * wide
     beta = g + CHUNK * 4
     space = beta + CHUNK * 4
-    inputs = space + (width + 2 * CHUNK + 1) * CHUNK * 4
+    inputs = space + ((width + 2 * CHUNK + 1) * CHUNK + width * max(columns, CHUNK) // 2) * 4
+    pairs = 1 if out[2] == _BFLOAT16 and width % 2 == 0 else 0
     taps_at = (vectors[0], channels * 4, taps)
     for head in range(thread, keys, threads):
         for member in range(ratio):
@@ -124,6 +125,8 @@ def mix_prompt(
             for t in range(rows):
                 normalise(q + t * width * 4, width, width**-0.5)
                 normalise(k + t * width * 4, width, 1.0)
+                if pairs == 1 and rows == CHUNK:
+                    narrow_row(_BFLOAT16, q + t * width * 4, q + t * width * 4, width)
             for member in range(ratio):
                 grouped = head * ratio + member
                 stored = stored_head(grouped, ratio, keys, tiled)
@@ -131,7 +134,7 @@ def mix_prompt(
                 gates(start, rows, heads, stored, a, b, vectors, g, beta)
                 state = held + member * width * wide
                 if rows == CHUNK:
-                    chunk_rule(q, k, v, g, beta, width, columns, space, state, wide, o)
+                    chunk_rule(pairs, q, k, v, g, beta, width, columns, space, state, wide, o)
                 else:
                     for t in range(rows):
                         decay, power = load_f32(g + 4 * t), load_f32(beta + 4 * t)
@@ -150,13 +153,25 @@ def mix_prompt(
 
 
 @inlined
-def take_row(matrix, t, first, count, out):
-    """`count` numbers of row t from column `first` on as float32."""
+def row_of(matrix, t, first, count, spare):
+    """Address of `count` numbers of row t from column `first` on as float32; in `spare` if they had to be widened."""
     address, step, kind = matrix
-    if kind == _BFLOAT16:
-        _widen_bf16(address + t * step + 2 * first, out, count)
-    else:
-        narrow_f32(address + t * step + 4 * first, out, count)
+    size = 2 if kind == _BFLOAT16 else 4
+    place = address + t * step + size * first
+    # Rows of one head lie so far apart that no cache looks ahead by itself.
+    fetch(place + CHUNK * step, size * count)
+    if size == 4:
+        return place
+    _widen_bf16(place, spare, count)
+    return spare
+
+
+@inlined
+def take_row(matrix, t, first, count, out):
+    """`count` numbers of row t from column `first` on as float32 to `out`."""
+    found = row_of(matrix, t, first, count, out)
+    if found != out:
+        narrow_f32(found, out, count)
 
 
 @inlined
@@ -196,6 +211,6 @@ def finish(start, rows, stored, width, o, o_row, z, norm, epsilon, spare, out):
     address, step, kind = out
     size = 2 if kind == _BFLOAT16 else 4
     for t in range(rows):
-        take_row(z, start + t, stored * width, width, spare)
-        gated_norm(o + t * o_row, spare, norm, width, epsilon, spare)
+        gate = row_of(z, start + t, stored * width, width, spare)
+        gated_norm(o + t * o_row, gate, norm, width, epsilon, spare)
         narrow_row(kind, spare, address + (start + t) * step + stored * width * size, width)

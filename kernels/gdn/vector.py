@@ -10,6 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from neuron.kernels.quant.emit import F32, I32, I64, Emitter
+from neuron.kernels.quant.rows import round_to_bf16
 from neuron.kernels.quant.vector import exponential, sigmoid
 
 #: Columns of the state that are held in registers at once.
@@ -129,6 +130,22 @@ def delta_rule(
 
     whole = [types.int64] * 4 + [types.float32] * 3 + [types.int64] * 3
     return types.void(*whole), codegen
+
+
+@intrinsic
+def pair_rows(typingctx: Any, first: Any, second: Any, out: Any, count: Any) -> Any:
+    """Words of bfloat16 (first[i], second[i]) of two rows of `count` (a multiple of 16) float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        e = Emitter(builder)
+        with cgutils.for_range(e.b, e.b.udiv(args[3], e.i64(_LANES)), intp=I64) as loop:
+            index = e.b.mul(loop.index, e.i64(_LANES))
+            rows = (e.load(_place(e, base, index), F32, _LANES, 4) for base in args[:2])
+            low, high = (e.widen(round_to_bf16(e, row), I32) for row in rows)
+            e.store(e.b.or_(low, e.shift_left(high, 16)), _place(e, args[2], index), 4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
 
 
 @intrinsic

@@ -166,6 +166,21 @@ class Emitter:
         low, high = (self.b.call(call, [self.pick(operand, part) for operand in operands]) for part in parts)
         return self.join(low, high)
 
+    def narrow_to_bf16(self, values: ir.Value) -> ir.Value:
+        """16 or 32 floats -> bits of bfloat16, to nearest even, on CPUs with avx512bf16."""
+        half, bits = ir.VectorType(F32, 16), ir.VectorType(I16, 16)
+        if values.type.count == 32:
+            parts = (self.pick(values, range(16)), self.pick(values, range(16, 32)))
+            return self.join(*(self.narrow_to_bf16(part) for part in parts))
+        return self.b.call(self._intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", bits, [half]), [values])
+
+    def times_power_of_two(self, values: ir.Value, powers: ir.Value) -> ir.Value:
+        """values * 2**powers in 16 lanes, whole powers of any size, on CPUs with avx512f."""
+        kind, mask = values.type, ir.IntType(16)
+        call = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", kind, [kind, kind, kind, mask, I32])
+        # All lanes, rounded as usual.
+        return self.b.call(call, [values, powers, values, ir.Constant(mask, -1), ir.Constant(I32, 4)])
+
     def _vnni(self, call: ir.Function, a: ir.Value, b: ir.Value) -> ir.Value:
         sums = ir.VectorType(I32, 16)
         operand = call.args[1].type

@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.blocks import UNPACK, Group, float_group
 from neuron.kernels.quant.byte_rows import byte_dot
-from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter, has_byte_products
+from neuron.kernels.quant.emit import F32, I16, I32, I64, Emitter, has_byte_products, host_features
 
 _LANES = 16
 
@@ -159,9 +159,11 @@ def _store_row(e: Emitter, values: ir.Value, out: ir.Value, index: ir.Value, to_
 
 
 def round_to_bf16(e: Emitter, values: ir.Value) -> ir.Value:
-    """Floats -> bfloat16 bits, to nearest even; a NaN stays one."""
+    """Floats -> bfloat16 bits, to nearest even; a NaN stays one. What is below 2**-126 may become 0."""
     vector = isinstance(values.type, ir.VectorType)
     lanes = values.type.count if vector else 1
+    if lanes in (_LANES, 2 * _LANES) and "avx512bf16" in host_features():
+        return e.narrow_to_bf16(values)
     wide = ir.VectorType(I32, lanes) if vector else I32
     narrow = ir.VectorType(I16, lanes) if vector else I16
 

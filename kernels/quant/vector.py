@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.quant.blocks import float_group
-from neuron.kernels.quant.emit import F16, F32, I32, I64, Emitter
+from neuron.kernels.quant.emit import F16, F32, I32, I64, Emitter, host_features
 from neuron.kernels.quant.rows import round_to_bf16
 
 _LANES = 16
@@ -30,7 +30,9 @@ def constant(value: float, like: ir.Value, kind: ir.Type = F32) -> ir.Constant:
 
 
 def exponential(e: Emitter, x: ir.Value) -> ir.Value:
-    """exp(x) as 2**n * 2**f. Below -87 it is 0; above 88 infinity; a NaN stays one."""
+    """exp(x) as 2**n * 2**f. Below -87 it is nearly or wholly 0; above 89 infinity; a NaN stays one."""
+    if x.type == ir.VectorType(F32, _LANES) and "avx512f" in host_features():
+        return _scaled_exponential(e, x)
     integers = ir.VectorType(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
     scaled = e.b.fmul(x, constant(math.log2(math.e), x))
     bounded = e.b.select(e.b.fcmp_ordered("<", x, constant(88.0, x)), scaled, constant(126.0, x))
@@ -48,6 +50,21 @@ def exponential(e: Emitter, x: ir.Value) -> ir.Value:
     value = e.b.select(e.b.fcmp_ordered(">", x, constant(88.0, x)), constant(math.inf, x), value)
     value = e.b.select(e.b.fcmp_ordered("<", x, constant(-87.0, x)), constant(0.0, x), value)
     return e.b.select(e.b.fcmp_unordered("uno", x, x), x, value)
+
+
+def _scaled_exponential(e: Emitter, x: ir.Value) -> ir.Value:
+    """The same with the CPU's own product with powers of two, which need no care at either end but infinity."""
+    least, most = constant(-104.0, x), constant(89.0, x)
+    bounded = e.b.select(e.b.fcmp_ordered(">", least, x), least, x)
+    bounded = e.b.select(e.b.fcmp_ordered("<", most, bounded), most, bounded)
+    # log2(e) in two parts keeps f exact for large x.
+    high, low = constant(1.44269502, x), constant(1.92596299e-8, x)
+    whole = e.unary("rint", e.b.fmul(bounded, high))
+    fraction = e.fma(bounded, low, e.fma(bounded, high, e.b.fneg(whole)))
+    value = constant(_EXP2[-1], x)
+    for coefficient in reversed(_EXP2[:-1]):
+        value = e.fma(value, fraction, constant(coefficient, x))
+    return e.times_power_of_two(value, whole)
 
 
 def sigmoid(e: Emitter, x: ir.Value) -> ir.Value:

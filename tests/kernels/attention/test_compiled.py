@@ -67,7 +67,7 @@ def test_prompts(heads: int, kv_heads: int, dim: int, position: int, n: int, exa
     wanted = _softmax(values if exact else from_bf16(query), cache, 1, position).reshape(n, -1)
     for attention in (CompiledAttention(shape, n, team, exact=exact), LibraryAttention(shape)):
         for scale in (None, gate):
-            attention.run(query, cache, 1, spare, scale, out)
+            attention.run(query, cache, 1, position, spare, scale, out)
             expected = wanted if scale is None else wanted / (1 + np.exp(-scale.astype(np.float64)))
             np.testing.assert_allclose(out if exact else from_bf16(out), expected, atol=1e-5 if exact else 3e-2, rtol=0)
     cache.close()

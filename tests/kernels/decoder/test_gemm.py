@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from neuron.kernels.decoder.products import Activations, CompiledProducts, LibraryProducts, Products
+from neuron.kernels.decoder.products import (
+    Activations,
+    CompiledProducts,
+    LibraryProducts,
+    Products,
+    activation_type,
+    row_buffer,
+    take_rows,
+)
 from neuron.kernels.formats.dequant import dequantise
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.threads import Team
@@ -39,10 +47,9 @@ def _products(which: str, team: Team, *, exact: bool) -> Products:
 def _activations(rows: int, cols: int, *, exact: bool) -> tuple[Activations, npt.NDArray[np.float64]]:
     """Rows as the products take them, and their values."""
     values = (np.random.default_rng(0).standard_normal((rows, cols)) * 0.3).astype(np.float32)
-    if exact:
-        return values, values.astype(np.float64)
-    bits = to_bf16(values)
-    return bits, from_bf16(bits).astype(np.float64)
+    x = take_rows(row_buffer(rows, cols, activation_type(exact=exact)), rows, cols)
+    x[:] = values if exact else to_bf16(values)
+    return x, (x if exact else from_bf16(x)).astype(np.float64)
 
 
 def _vector(count: int) -> Floats:
@@ -79,7 +86,7 @@ def test_gated_products(exact: bool, which: str, team: Team) -> None:
     products = _products(which, team, exact=exact)
     x, x_values = _activations(21, cols, exact=exact)
     bias = _vector(rows)
-    out = np.empty((21, rows), dtype=x.dtype)
+    out = take_rows(row_buffer(21, rows, x.dtype), 21, rows)
     products.gated(x, gate, up, (bias, None), out)
     a, b = x_values @ values[0].T + bias, x_values @ values[1].T
     wanted = a / (1 + np.exp(-a)) * b
