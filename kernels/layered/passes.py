@@ -17,9 +17,7 @@ from neuron.kernels.layered.span import Span
 from neuron.kernels.layered.stack import Spliced, Stack
 from neuron.kernels.layered.state import DeviceState
 from neuron.kernels.layered.step import DecodeStep
-
-RopePositions = npt.NDArray[np.int32] | None
-Logits = npt.NDArray[np.float32] | None
+from neuron.kernels.resident import Logits, RopePositions, within
 
 
 class Passes:
@@ -67,7 +65,7 @@ class Passes:
                 stop = min(start + self._rows, len(tokens))
                 turned = None if rope_positions is None else rope_positions[:, start:stop]
                 wanted = logits if stop == len(tokens) else None
-                self._one(sequence, tokens[start:stop], wanted, _within(spliced, start, stop), turned)
+                self._one(sequence, tokens[start:stop], wanted, within(spliced, start, stop), turned)
                 sequence.length += stop - start
             self._wait()
 
@@ -113,13 +111,3 @@ class Passes:
     def _wait(self) -> None:
         if not self._placement.on_host:
             torch.cuda.current_stream(self._placement.device).synchronize()
-
-
-def _within(spliced: Sequence[tuple[int, torch.Tensor]], start: int, stop: int) -> Spliced:
-    """The rows that stand at tokens start..stop, with offsets from `start`."""
-    inside = []
-    for offset, rows in spliced:
-        first, last = max(offset, start), min(offset + len(rows), stop)
-        if first < last:
-            inside.append((first - start, rows[first - offset : last - offset]))
-    return inside

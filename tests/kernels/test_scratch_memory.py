@@ -47,7 +47,7 @@ def poison(model: DecoderModel) -> None:
         for value in vars(owner).values() if owner is not None else ():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value.fill_(torch.nan)
-    for cache in model._caches.values():
+    for cache in model._sequences.values():
         cache.kv.rows[..., cache.length :, :] = np.nan if cache.kv.rows.dtype != np.uint16 else 0xFFFF
 
 

@@ -40,7 +40,7 @@ class Watch:
 
     def places(self) -> list[tuple[int, ...]]:
         found = []
-        for cache in self._model._caches.values():
+        for cache in self._model._sequences.values():
             found.append((cache.kv.address, cache.kv.rows.nbytes, *cache.kv.rows.strides))
             if cache.state is not None:
                 found.append((cache.state.address, cache.state.data.nbytes))
@@ -102,7 +102,7 @@ def stepper(model: DecoderModel, sequence: int = 0) -> Callable[[], None]:
 
 
 def rows_of(model: DecoderModel) -> npt.NDArray[np.generic]:
-    return model._caches[0].kv.rows
+    return model._sequences[0].kv.rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,7 +115,7 @@ def test_no_step_allocates_or_moves_the_cache(
     watch, step = Watch(model), stepper(model)
     step()
     places, before = watch.places(), rows_of(model).copy()
-    state = model._caches[0].state
+    state = model._sequences[0].state
     sizes = [rows_of(model)[:, :, :, :PROMPT].nbytes, *([] if state is None else [state.data.nbytes])]
     assert min(sizes) > MOST_BYTES
     made.clear()
@@ -163,12 +163,12 @@ def test_prompts_by_chunks_leave_the_cache_where_it_is(family: str, tmp_path: Pa
 
 
 def copied(model: DecoderModel) -> None:
-    model._caches[0].kv.rows[:, :, :, : model.length(0)].copy()
+    model._sequences[0].kv.rows[:, :, :, : model.length(0)].copy()
 
 
 def moved(model: DecoderModel) -> None:
     """Only the bookkeeping: the old rows stay where compiled code still reads them."""
-    cache, (layers, _, kv_heads, context, dim) = model._caches[0], rows_of(model).shape
+    cache, (layers, _, kv_heads, context, dim) = model._sequences[0], rows_of(model).shape
     model._free.append(SequenceCache(cache.kv))
     cache.kv = KvCache(cache.kv.kind, layers, kv_heads, dim, context)
 

@@ -199,7 +199,7 @@ def test_mutations_are_noticed(pair: Any) -> None:
     assert np.abs(_swapped(model, talk) - wanted[0]).max() > 1e-3
     talk.spans = spans
     logits = talk.run(model, 1000)
-    cache = model._caches[0]
+    cache = model._sequences[0]
     cache.set_rope_delta(0)
     model.forward(0, np.array(tokens[:1], dtype=np.int32), len(talk.ids), logits)
     assert np.abs(logits - wanted[1]).max() > 1e-3
