@@ -10,6 +10,7 @@ from neuron.actors.device.devices import parse_device
 from neuron.actors.limits import BODIES_BYTES, MIB
 from neuron.actors.settings import ModelSettings, Settings, SourceKind
 from neuron.actors.sources.configured import check_sources
+from neuron.actors.sources.ids import parse_model_id
 from neuron.runtime.config import load_settings
 from neuron.runtime.errors import ConfigError, NeuronError
 from neuron.runtime.levels import parse_level
@@ -115,11 +116,20 @@ def check_settings(settings: Settings) -> None:
     _check_limits(settings)
     _check_names(settings)
     for model in settings.models:
+        _check_model(model, settings)
+
+
+def _check_model(model: ModelSettings, settings: Settings) -> None:
+    """What no load could make good: found here, before anything is loaded."""
+    try:
+        parse_model_id(model.id, settings)
         for device in model.devices:
-            try:
-                parse_device(device, model_id=model.id)
-            except NeuronError as error:
-                raise ConfigError(f"model {model.id}: {error.message}") from error
+            parse_device(device, model_id=model.id)
+    except NeuronError as error:
+        raise ConfigError(f"model {model.id[:200]}: {error.message}") from error
+    for name, value in (("tensor_parallel", model.tensor_parallel), ("max_context", model.max_context)):
+        if value is not None and value < 1:
+            raise ConfigError(f"model {model.id}: {name} must be at least 1.")
 
 
 def _check_names(settings: Settings) -> None:
