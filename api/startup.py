@@ -1,5 +1,6 @@
 """Settings of `serve`: file, environment, command line, in rising precedence; and checks that need no device."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,6 +114,7 @@ def check_settings(settings: Settings) -> None:
     for name, source in settings.sources.items():
         if source.kind is SourceKind.SCRIPTED and not settings.enable_scripted:
             raise ConfigError(f"sources.{name}: the scripted backend needs --enable-scripted.")
+    _check_numbers(settings)
     _check_limits(settings)
     _check_names(settings)
     for model in settings.models:
@@ -130,6 +132,8 @@ def _check_model(model: ModelSettings, settings: Settings) -> None:
     for name, value in (("tensor_parallel", model.tensor_parallel), ("max_context", model.max_context)):
         if value is not None and value < 1:
             raise ConfigError(f"model {model.id}: {name} must be at least 1.")
+    if not math.isfinite(model.keep_alive_seconds or 0.0):
+        raise ConfigError(f"model {model.id}: keep_alive_seconds must be a finite number.")
 
 
 def _check_names(settings: Settings) -> None:
@@ -145,6 +149,22 @@ def _check_names(settings: Settings) -> None:
         raise ConfigError("residency.keep_alive_seconds must be more than 0; leave it out to keep models for ever.")
     if residency.budget_mb is not None and residency.budget_mb < 1:
         raise ConfigError("residency.budget_mb must be at least 1.")
+
+
+def _check_numbers(settings: Settings) -> None:
+    """TOML has words for numbers that no comparison holds back: nan and inf."""
+    for section in ("server", "recovery", "limits", "residency"):
+        values = getattr(settings, section)
+        for name in values.__struct_fields__:
+            value = getattr(values, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{section}.{name} must be a finite number.")
+    if settings.server.shutdown_seconds < 0:
+        raise ConfigError("server.shutdown_seconds must be at least 0.")
+    if settings.recovery.restart_window_seconds <= 0:
+        raise ConfigError("recovery.restart_window_seconds must be more than 0.")
+    if settings.recovery.restart_budget < 0:
+        raise ConfigError("recovery.restart_budget must be at least 0.")
 
 
 def _check_limits(settings: Settings) -> None:
