@@ -155,8 +155,8 @@ def host_name(host: str) -> str:
     host = host.strip().lower()
     name, port = host, ""
     if host.startswith("["):
-        inner, _, port = host.partition("]")
-        name = inner + "]"
+        inner, closing, port = host.partition("]")
+        name = inner + closing
     elif ":" in host:
         name, _, port = host.partition(":")
         port = f":{port}"

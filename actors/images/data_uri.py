@@ -10,6 +10,7 @@ from neuron.actors.limits import IMAGE_BYTES, MIB
 
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*", re.ASCII)
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_ANY = ("", "application/octet-stream")
 _SPACE = b" \t\r\n\f\v"
 #: A header longer than this says nothing that is needed.
 _MAX_HEADER = 1024
@@ -18,15 +19,15 @@ _MAX_HEADER = 1024
 def parse_data_uri(url: str, where: str) -> bytes:
     """The payload. Type parameters, letter case, blanks, the URL-safe alphabet and missing padding are all accepted.
 
-    The declared media type must be an image's or absent; what the bytes are is decided by their content. Raises
-    InvalidImage naming `where`.
+    The declared media type must be an image's, absent, or the one that says only "bytes" (programs write it where they
+    do not know); what the bytes are is decided by their content. Raises InvalidImage naming `where`.
     """
     header, comma, payload = url.partition(",")
     scheme, colon, kind = header[:_MAX_HEADER].strip().lower().partition(":")
     if not colon or scheme != "data":
         raise InvalidImage(f"'{where}' must be a data URI; images are never fetched from an address.", param=where)
     media, *parameters = [part.strip() for part in kind.split(";")]
-    if not comma or "base64" not in parameters or not (media == "" or media.startswith("image/")):
+    if not comma or "base64" not in parameters or not (media in _ANY or media.startswith("image/")):
         raise InvalidImage(f"'{where}' must be a base64 data URI of an image.", param=where)
     # Four characters carry three bytes; blanks and percent signs are few in anything honest.
     if len(payload) > 2 * IMAGE_BYTES.value:

@@ -96,7 +96,9 @@ def test_hosts_that_name_this_server(host: str) -> None:
         assert client.get("/health", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "evil:80", "[::1].x"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "evil:80", "[::1].x", "[::1"]
+)
 def test_rebound_hosts_are_refused(host: str) -> None:
     with FakeServer() as server, server.client() as client:
         response = client.get("/health", headers={"host": host})

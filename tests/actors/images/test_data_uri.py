@@ -14,6 +14,7 @@ TEXT = base64.b64encode(CONTENT).decode()
 FORMS = {
     "plain": f"data:image/png;base64,{TEXT}",
     "jpg": f"data:image/jpg;base64,{TEXT}",
+    "bytes": f"data:application/octet-stream;base64,{TEXT}",
     "upper case": f"DATA:IMAGE/PNG;BASE64,{TEXT}",
     "charset": f"data:image/png;charset=utf-8;base64,{TEXT}",
     "no type": f"data:;base64,{TEXT}",
