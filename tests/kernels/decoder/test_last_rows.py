@@ -43,7 +43,7 @@ def test_rows_of_every_product(family: str, tmp_path: Path) -> None:
     model = load(tmp_path)
     assert isinstance(model, DecoderModel)
     recorder = Recorder(model._prefill._products)
-    model._prefill._products = recorder  # type: ignore[assignment]
+    model._prefill._products = recorder
     assert model._weights is not None
     *inner, last = model._weights.layers
     ids, logits = some_ids(90), np.zeros(model.vocab_size, dtype=np.float32)
