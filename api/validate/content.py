@@ -10,6 +10,8 @@ from neuron.actors.request import ImagePart, Part, TextPart
 from neuron.api.validate.reader import Reader, as_object
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+#: How the header of an image's data URI may begin; the last says only that it is bytes.
+_IMAGE_TYPES = ("image/", ";", "application/octet-stream;")
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -76,6 +78,6 @@ def _image_url(reader: Reader, *, plain: bool) -> str:
     if value[:5].lower() != "data:":
         raise InvalidImage(f"'{param}' must be a data URI; images are never fetched from an address.", param=param)
     header = value[5:].partition(",")[0].lower()
-    if ";base64" not in header or not (header.startswith("image/") or header.startswith(";")):
+    if ";base64" not in header or not header.startswith(_IMAGE_TYPES):
         raise InvalidImage(f"'{param}' must be a base64 data URI of an image.", param=param)
     return value

@@ -343,6 +343,14 @@ def test_only_base64_data_uris_are_images(url: Any) -> None:
     assert isinstance(error, InvalidImage)
 
 
+def test_an_image_may_be_labelled_as_bytes() -> None:
+    url = "data:application/octet-stream;base64,AAAA"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    assert request(messages=[{"role": "user", "content": content}]).messages[0].content == (
+        ImagePart(url, "messages[0].content[0]"),
+    )
+
+
 @pytest.mark.parametrize("role", ["system", "assistant", "developer"])
 def test_images_in_unsupported_places_are_named(role: str) -> None:
     error = refused(messages=[{"role": role, "content": [{"type": "image_url", "image_url": {"url": PNG}}]}])
