@@ -21,6 +21,7 @@ from typing import Any
 
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.runtime import rtsys
 
 _PACKAGE = Path(__file__).resolve().parent
 _IMPORT = re.compile(r"^\s*from neuron\.kernels([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
@@ -92,19 +93,26 @@ def prune(now: float | None = None) -> int:
 @cache
 def digest_of(source: Path) -> str:
     """Digest of the text of `source` and of all sources of this package that it imports, directly or not."""
-    seen: dict[Path, bytes] = {}
-    waiting = [source]
+    seen: dict[str, bytes] = {}
+    waiting = [str(source)]
     while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen[path] = path.read_bytes()
-        waiting += _imports(seen[path].decode())
+        file = waiting.pop()
+        if file not in seen:
+            seen[file], imported = _looked_at(file)
+            waiting += imported
     digest = hashlib.sha256()
-    for path in sorted(seen):
+    for file in sorted(seen):
+        path = Path(file)
         name = path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
-        digest.update(name.encode() + b"\0" + hashlib.sha256(seen[path]).digest())
+        digest.update(name.encode() + b"\0" + seen[file])
     return digest.hexdigest()[:20]
+
+
+@cache
+def _looked_at(file: str) -> tuple[bytes, tuple[str, ...]]:
+    """Digest of one source, and the sources of this package that it names itself."""
+    text = Path(file).read_bytes()
+    return hashlib.sha256(text).digest(), tuple(map(str, _imports(text.decode())))
 
 
 def _imports(text: str) -> Iterator[Path]:
@@ -175,7 +183,10 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
 
     def _read(self, sig: Any, target_context: Any) -> Any:
         try:
-            found = super().load_overload(sig, target_context)
+            # The runtime's symbols are all that kept code needs. Numba would also load everything that it knows how to
+            # compile, a quarter of a second; a function that is not kept does that when it is compiled.
+            rtsys.initialize(target_context)
+            found = self._load_overload(sig, target_context)
         except Exception:
             # A damaged file: compiled anew, and listed anew.
             with contextlib.suppress(OSError):

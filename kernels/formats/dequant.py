@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from neuron.kernels.formats.ggml_types import GgmlType
 
@@ -44,6 +42,10 @@ def _blocks(raw: npt.NDArray[np.uint8], kind: GgmlType) -> npt.NDArray[np.float3
         return raw.view(np.dtype("<f4"))
     if kind is GgmlType.F16:
         return raw.view(np.dtype("<f2")).astype(np.float32)
+    # Imported where blocks are, which the vectors of a model are not: it takes time at every start.
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     # Non-finite scales of a damaged file are the logits check's business, not a warning here.
     with np.errstate(all="ignore"):
         values: npt.NDArray[np.float32] = dequantize(raw, GGMLQuantizationType(kind.value))

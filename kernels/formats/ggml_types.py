@@ -1,8 +1,6 @@
-"""GgmlType: the block formats that are read, with their sizes from the `gguf` package's table."""
+"""GgmlType: the block formats that are read, and their sizes."""
 
 from enum import IntEnum
-
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from neuron.kernels.formats.errors import FormatError, FormatKind
 
@@ -25,16 +23,34 @@ class GgmlType(IntEnum):
     @property
     def block_size(self) -> int:
         """Weights in one block; a row's length is a multiple of it."""
-        return int(GGML_QUANT_SIZES[GGMLQuantizationType(self.value)][0])
+        return _SIZES[self][0]
 
     @property
     def type_size(self) -> int:
         """Bytes of one block."""
-        return int(GGML_QUANT_SIZES[GGMLQuantizationType(self.value)][1])
+        return _SIZES[self][1]
 
     def nbytes(self, elements: int) -> int:
         """Bytes of `elements` weights (a multiple of block_size)."""
         return elements // self.block_size * self.type_size
+
+
+#: (weights, bytes) of one block.
+_SIZES = {
+    GgmlType.F32: (1, 4),
+    GgmlType.F16: (1, 2),
+    GgmlType.Q4_0: (32, 18),
+    GgmlType.Q4_1: (32, 20),
+    GgmlType.Q5_0: (32, 22),
+    GgmlType.Q5_1: (32, 24),
+    GgmlType.Q8_0: (32, 34),
+    GgmlType.Q2_K: (256, 84),
+    GgmlType.Q3_K: (256, 110),
+    GgmlType.Q4_K: (256, 144),
+    GgmlType.Q5_K: (256, 176),
+    GgmlType.Q6_K: (256, 210),
+    GgmlType.BF16: (1, 2),
+}
 
 
 def ggml_type(value: int, tensor: str) -> GgmlType:
@@ -43,6 +59,9 @@ def ggml_type(value: int, tensor: str) -> GgmlType:
         return GgmlType(value)
     except ValueError:
         pass
+    # Its import takes longer than reading a header, and only this message needs it.
+    from gguf.constants import GGMLQuantizationType
+
     try:
         name = GGMLQuantizationType(value).name
     except ValueError as error:

@@ -73,6 +73,18 @@ def test_damaged_files_are_compiled_anew(tmp_path: Path) -> None:
     assert finished(compile_in(tmp_path)) == (0, 1)
 
 
+def test_kept_code_is_read_without_loading_what_compiles(tmp_path: Path) -> None:
+    assert finished(compile_in(tmp_path)) == (1, 0)
+    unused = (
+        "\nfrom numba.core.registry import cpu_target\ncpu_target.target_context.load_additional_registries = None\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", unused + _PROGRAM], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "1"]
+
+
 def test_functions_that_look_alike_are_not_taken_for_each_other(tmp_path: Path) -> None:
     """Two processes keep one function each; a third loads both. Their helpers share name and type."""
     program = tmp_path / "alike.py"
@@ -111,6 +123,7 @@ def test_the_digest_covers_what_is_imported_and_nothing_else(tmp_path: Path, mon
     monkeypatch.setattr(compile_cache, "_PACKAGE", package)
 
     def digest() -> str:
+        compile_cache._looked_at.cache_clear()
         return digest_of.__wrapped__(package / "top.py")
 
     before = digest()
@@ -129,6 +142,7 @@ def test_the_step_depends_on_the_row_kernels_and_not_on_the_loader(monkeypatch: 
         return original(path)
 
     monkeypatch.setattr(Path, "read_bytes", noting)
+    compile_cache._looked_at.cache_clear()
     digest_of.__wrapped__(Path(compile_cache.__file__).parent / "decoder" / "step.py")
     assert {"step.py", "rows.py", "emit.py", "plan.py", "ggml_types.py"} <= set(read)
     assert not {"load.py", "model.py", "sequence.py"} & set(read)
