@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neuron.kernels.decoder.arena import Arena
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.formats.in_situ import resident_type
 from neuron.kernels.formats.model_config import LayerKind, ModelConfig
@@ -50,11 +51,12 @@ def load_weights(
     report: Callable[[float], None],
 ) -> DecoderWeights:
     """Read a checked model. One tensor is in flight at a time; matrices become what `quant` makes of them."""
+    arena = Arena()
 
     def matrix(name: str) -> Matrix:
         read = reader.matrix(name, None if quant is None else resident_type(quant, name, reader.columns(name)))
         reader.release(name)
-        return read
+        return arena.settled(read)
 
     def norm(name: str) -> Floats:
         weight = reader.vector(name)
