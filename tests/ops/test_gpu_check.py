@@ -260,7 +260,7 @@ def test_without_a_device_it_fails_at_once_and_says_so(tmp_path: Path) -> None:
     report = msgspec.json.decode(file.read_bytes(), type=Report)
     assert report == msgspec.convert(json.loads(done.stdout), Report)
     assert [stage.name for stage in report.stages] == ["environment"]
-    assert "no CUDA device: this build of torch has no CUDA" in report.stages[0].lines
+    assert any(line.startswith("no CUDA device: ") for line in report.stages[0].lines)
 
 
 def test_a_cpu_at_full_size_is_refused() -> None:
