@@ -36,9 +36,13 @@ class Times:
 @click.option("--rounds", default=5, show_default=True, help="Alternating rounds.")
 @click.option("--threads", default=0, help="Threads of both engines; all cores by default.")
 @click.option("--llama-python", default=sys.executable, help="Interpreter that has llama-cpp-python.")
-@click.option("--exactness/--no-exactness", default=True, help="Also measure the divergence from float32.")
+@click.option(
+    "--exactness/--no-exactness",
+    default=None,
+    help="Also measure the divergence from float32 (of the demo model by default).",
+)
 def main(
-    model: Path | None, prompt: int, tokens: int, rounds: int, threads: int, llama_python: str, exactness: bool
+    model: Path | None, prompt: int, tokens: int, rounds: int, threads: int, llama_python: str, exactness: bool | None
 ) -> None:
     path = model or demo_model()
     count = threads or default_threads()
@@ -57,8 +61,8 @@ def main(
     try:
         times = alternate(engines, prompt, tokens, rounds)
         report(engines, times, prompt, path, machine)
-        if exactness and model is None:
-            report_exactness(engines, path, count)
+        if exactness or (exactness is None and model is None):
+            report_exactness(engines, path, count, random_cases() if model else reference_cases())
     finally:
         for engine in engines:
             engine.close()
@@ -110,11 +114,23 @@ def report(engines: Sequence[Engine], times: Sequence[Times], prompt: int, path:
         click.echo(line)
 
 
-def report_exactness(engines: Sequence[Engine], path: Path, threads: int) -> None:
-    """Mean KL divergence from the float32 evaluation over the reference prompts and their answers."""
-    cases = [
-        Case(tuple(case["prompt_ids"]), tuple(case["greedy_ids"])) for case in json.loads(_CASES.read_text())["cases"]
+def reference_cases() -> list[Case]:
+    """The demo model's reference prompts and their answers."""
+    cases = json.loads(_CASES.read_text())["cases"]
+    return [Case(tuple(case["prompt_ids"]), tuple(case["greedy_ids"])) for case in cases]
+
+
+def random_cases() -> list[Case]:
+    """For any other model: prompts long enough for every form of prefill."""
+    random = np.random.default_rng(0)
+    return [
+        Case(tuple(random.integers(*IDS, length).tolist()), tuple(random.integers(*IDS, 4).tolist()))
+        for length in (20, 64, 100, 150)
     ]
+
+
+def report_exactness(engines: Sequence[Engine], path: Path, threads: int, cases: Sequence[Case]) -> None:
+    """Mean KL divergence from the float32 evaluation over the `cases`."""
     exact = Neuron(path, 256, threads, "f32")
     reference = collect(exact, cases)
     exact.close()
