@@ -13,8 +13,10 @@ from neuron.kernels.weights.matrix import ALIGNMENT, TAIL, Bytes, Matrix
 
 #: Bytes of a huge page, of the usual size.
 _HUGE = 1 << 21
-#: Address space taken at a time, and more than the largest matrix that is moved; what holds no weight takes no memory.
-_STRETCH = 16 * _HUGE
+#: Address space taken at a time. What holds no weight takes no memory, but for the rest of each stretch's last page.
+_STRETCH = 128 * _HUGE
+#: Matrices of more bytes stay where they are.
+_LARGE = 16 * _HUGE
 
 
 class Arena:
@@ -24,7 +26,7 @@ class Arena:
     def settled(self, matrix: Matrix) -> Matrix:
         """The same matrix in the arena if it is small enough to gain from that, and there is room; else itself."""
         size = -(-(matrix.nbytes + TAIL) // ALIGNMENT) * ALIGNMENT
-        if size > _STRETCH:
+        if size > _LARGE:
             return matrix
         if size > self._free.size:
             self._free = _stretch()

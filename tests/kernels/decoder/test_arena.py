@@ -41,7 +41,8 @@ def test_the_same_matrix_one_behind_the_other() -> None:
     assert all(TAIL <= gap < TAIL + ALIGNMENT for gap in gaps)
 
 
-def test_a_stretch_follows_a_full_one() -> None:
+def test_a_stretch_follows_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuron.kernels.decoder.arena._STRETCH", 16 * HUGE)
     arena = Arena()
     # Three of 12 MiB: the third does not fit beside the others in 32.
     settled = [arena.settled(filled(12 << 10, 964 // 32 * 32, seed)) for seed in range(3)]
