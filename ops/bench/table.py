@@ -41,8 +41,20 @@ class Work:
 @click.option("--rounds", default=3, show_default=True, help="Alternating rounds, after one that does not count.")
 @click.option("--threads", default=0, help="Threads of both engines; all cores by default.")
 @click.option("--llama-python", default=sys.executable, help="Interpreter that has llama-cpp-python.")
+@click.option(
+    "--transformers",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with the weights of FILES as safetensors, to be run by transformers too.",
+)
 def main(
-    files: tuple[Path, ...], prompts: str, depth: int, tokens: int, rounds: int, threads: int, llama_python: str
+    files: tuple[Path, ...],
+    prompts: str,
+    depth: int,
+    tokens: int,
+    rounds: int,
+    threads: int,
+    llama_python: str,
+    transformers: Path | None,
 ) -> None:
     """Measure FILES, GGUF files; the demo model by default."""
     count = threads or default_threads()
@@ -57,6 +69,11 @@ def main(
         click.echo(f"\n{path.name} ({work.types}): {count} threads; {rates}\n")
         context = max([*lengths, depth]) + tokens + 64
         engines: list[Engine] = [Neuron(path, context, count)]
+        if transformers is not None:
+            # Takes a second to import, which few ask for.
+            from ops.bench.transformers_engine import Transformers
+
+            engines.append(Transformers(transformers, count))
         if peer:
             engines.append(LlamaCpp(llama_python, path, context, count))
         try:
@@ -94,7 +111,7 @@ def rows(
 
 def _line(name: str, seconds: Sequence[float], least: float) -> str:
     """Rates of one kind of work: `seconds` a token of each engine, `least` where the machine is all that counts."""
-    ratio = f"{seconds[-1] / seconds[0]:.2f}" if len(seconds) > 1 else "-"
+    ratio = ", ".join(f"{peer / seconds[0]:.2f}" for peer in seconds[1:]) or "-"
     rates = " | ".join(f"{1 / value:.1f} tok/s" for value in seconds)
     return f"| {name} | {rates} | {ratio} | {least / seconds[0]:.0%} |"
 

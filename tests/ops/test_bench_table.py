@@ -9,8 +9,9 @@ from click.testing import CliRunner
 from neuron.kernels.formats.ggml_types import GgmlType
 from neuron.kernels.threads import Team
 from ops.bench import products, table
-from ops.bench.engine import Neuron
+from ops.bench.engine import Engine, Neuron
 from ops.bench.machine import Machine
+from ops.bench.transformers_engine import Transformers
 from tests.kernels.hybrid.converted import write
 from tests.kernels.hybrid.tiny import BASE, tiny_hybrid
 
@@ -31,6 +32,20 @@ def test_each_prompt_and_the_depth_get_their_lines(tmp_path: Path) -> None:
     names = [line.split("|")[1].strip() for line in lines[2:]]
     assert names == ["prefill 20", "decode at 20", "prefill 40", "decode at 60"]
     assert all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_transformers_runs_the_same_weights(tmp_path: Path) -> None:
+    path = write(tiny_hybrid(tmp_path), tmp_path / "tiny.gguf")
+    engines: list[Engine] = [Neuron(path, 64, 1), Transformers(tmp_path, 1)]
+    found = []
+    for engine in engines:
+        engine.prefill([3, 5, 7, 11])
+        engine.extend([13, 17])
+        engine.decode([19, 23])
+        found.append(engine.logits().astype(np.float64))
+        engine.close()
+    # One computes in float32, the other in bfloat16.
+    assert np.corrcoef(*found)[0, 1] > 0.999
 
 
 @pytest.mark.parametrize("kind", [GgmlType.Q4_K, GgmlType.Q8_0, GgmlType.BF16])
